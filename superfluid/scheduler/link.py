@@ -1,0 +1,158 @@
+"""What the scheduler needs of a worker: the Link W requests, and the errors they can end in (no I/O here)."""
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, Protocol
+
+import attrs
+
+from superfluid.link import linkw
+
+OnEmit = Callable[[int, list[int]], None]
+"""Takes a lane's tag and the tokens it has just made, while its tick still runs. Must not block."""
+
+
+class Status(IntEnum):
+    """Engine status codes (a refused plan -100 to -114, one operation -120 to -131); names are part of messages."""
+
+    Ok = 0
+    Fatal = -1
+    RejectBadStride = -100
+    RejectBadAlignment = -101
+    RejectBounds = -102
+    RejectBadRefGeneration = -103
+    RejectUnknownLane = -104
+    RejectDuplicateLane = -105
+    RejectIllegalCombination = -106
+    RejectBudget = -107
+    RejectStaleSeed = -108
+    RejectHostRules = -110
+    RejectTransferLocked = -111
+    RejectStaleNonce = -112
+    NeedsReplan = -113
+    RejectBadStruct = -114
+    Busy = -120
+    BufferTooSmall = -121
+    StaleSizing = -122
+    OutOfBoundary = -123
+    EnvelopeMismatch = -124
+    Checksum = -125
+    IdentityMismatch = -126
+    Unsupported = -127
+    RegistrationRefused = -128
+    UnknownHandle = -129
+    SeedUnservable = -130
+    RingLayout = -131
+    RejectCertUnmatched = -140
+
+
+def status_name(code: int) -> str:
+    """The name of a status code in messages; `status <n>` for one without a name."""
+    try:
+        return Status(code).name
+    except ValueError:
+        return f"status {code}"
+
+
+class EngineRefused(Exception):
+    """The engine refused a plan or an operation; nothing changed and the worker goes on. `status` says why."""
+
+    def __init__(self, status: int, what: str = "the engine refused") -> None:
+        super().__init__(f"{what} ({status_name(status)})")
+        self.status = int(status)
+
+
+class LinkFault(Exception):
+    """A reply could not be used (it does not decode, or is of another type): that request failed, the worker stays."""
+
+
+class WorkerGone(Exception):
+    """The worker of a link is gone: its process ended, or the link broke. `reason` is shown to callers."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@attrs.frozen
+class Record:
+    """The leaves of a capability record that the scheduler acts on; an absent leaf refuses nothing."""
+
+    max_seqs: int = 0
+    round_granular: bool = False
+    tick_yield: bool = False
+    rollback: bool = True
+    shared_prefix_seed: bool = True
+
+    @classmethod
+    def read(cls, record: dict[str, Any]) -> "Record":
+        def leaf(section: str, name: str) -> Any:
+            part = record.get(section)
+            return part.get(name) if isinstance(part, dict) else None
+
+        max_seqs = leaf("limits", "max_seqs")
+        return cls(
+            max_seqs=max_seqs if isinstance(max_seqs, int) and not isinstance(max_seqs, bool) and max_seqs > 0 else 0,
+            round_granular=leaf("serving", "round_granular") is True,
+            tick_yield=leaf("serving", "tick_yield") is True,
+            rollback=not refused(leaf("state", "rollback")),
+            shared_prefix_seed=not refused(leaf("state", "shared_prefix_seed")),
+        )
+
+
+def refused(leaf: Any) -> bool:
+    """Whether a capability leaf says no: false, or a string that says why."""
+    return leaf is False or isinstance(leaf, str)
+
+
+class ControlWords(Protocol):
+    """The words of the control segment (`superfluid.shm.control.Control`): a running tick sees them change."""
+
+    yield_requested: bool
+    latency: bool
+
+
+class EngineLink(Protocol):
+    """One worker, connected: its rings are attached, its requests are answered one at a time.
+
+    Every request raises WorkerGone once the worker is gone. A task that is cancelled while it waits for a reply
+    leaves the link usable (the reply is awaited before the next request goes out).
+    """
+
+    @property
+    def hello(self) -> linkw.HelloAckW: ...
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The capability record; empty when the worker describes nothing."""
+
+    @property
+    def control(self) -> ControlWords: ...
+
+    @property
+    def window(self) -> int:
+        """Longest stream in tokens: min(token-in slot payload, the record's `limits.max_seq_len`)."""
+
+    @property
+    def out_slots(self) -> int:
+        """Slots of the token-out ring: the most lanes a tick may have."""
+
+    def stage_prompt(self, tokens: Sequence[int]) -> linkw.TokenRef:
+        """Write tokens into the token-in ring; the slot is overwritten after 64 more."""
+
+    def read_tokens(self, ref: linkw.TokenRef) -> list[int]:
+        """Tokens of the token-out ring. Raises superfluid.shm.ring.RingError for a stale or bad reference."""
+
+    async def tick(self, plan: linkw.TickPlan, on_emit: OnEmit) -> linkw.TickEvents:
+        """Raises EngineRefused (the plan left no trace), LinkFault, WorkerGone."""
+
+    async def match(self, span: linkw.TokenRef, space_id: int = linkw.ALL_SPACES) -> linkw.MatchRes: ...
+
+    async def seed_acquire(self, span: linkw.TokenRef, prefix_len: int, determinism: int = 0) -> linkw.SeedGranted:
+        """Raises EngineRefused (-130 and others)."""
+
+    def seed_release(self, handle: int) -> None:
+        """Sent and forgotten; nothing happens once the worker is gone."""
+
+    async def sync(self, request: linkw.StateSyncReq) -> linkw.StateSyncOk:
+        """Raises EngineRefused."""
