@@ -1,57 +1,16 @@
 """What the scheduler needs of a worker: the Link W requests, and the errors they can end in (no I/O here)."""
 
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from typing import Any, Protocol
 
 import attrs
 
 from superfluid.link import linkw
+from superfluid.link.codes import Status as Status
+from superfluid.link.codes import status_name as status_name
 
 OnEmit = Callable[[int, list[int]], None]
 """Takes a lane's tag and the tokens it has just made, while its tick still runs. Must not block."""
-
-
-class Status(IntEnum):
-    """Engine status codes (a refused plan -100 to -114, one operation -120 to -131); names are part of messages."""
-
-    Ok = 0
-    Fatal = -1
-    RejectBadStride = -100
-    RejectBadAlignment = -101
-    RejectBounds = -102
-    RejectBadRefGeneration = -103
-    RejectUnknownLane = -104
-    RejectDuplicateLane = -105
-    RejectIllegalCombination = -106
-    RejectBudget = -107
-    RejectStaleSeed = -108
-    RejectHostRules = -110
-    RejectTransferLocked = -111
-    RejectStaleNonce = -112
-    NeedsReplan = -113
-    RejectBadStruct = -114
-    Busy = -120
-    BufferTooSmall = -121
-    StaleSizing = -122
-    OutOfBoundary = -123
-    EnvelopeMismatch = -124
-    Checksum = -125
-    IdentityMismatch = -126
-    Unsupported = -127
-    RegistrationRefused = -128
-    UnknownHandle = -129
-    SeedUnservable = -130
-    RingLayout = -131
-    RejectCertUnmatched = -140
-
-
-def status_name(code: int) -> str:
-    """The name of a status code in messages; `status <n>` for one without a name."""
-    try:
-        return Status(code).name
-    except ValueError:
-        return f"status {code}"
 
 
 class EngineRefused(Exception):
