@@ -22,12 +22,20 @@ PENALTY_WINDOW = 64
 _U64 = 0xFFFFFFFFFFFFFFFF
 
 
+def _to_words(ids: Sequence[int] | Words) -> Words:
+    return np.ascontiguousarray(ids, np.uint32)
+
+
+def _to_values(values: Sequence[float] | Rows) -> Rows:
+    return np.ascontiguousarray(values, np.float32)
+
+
 @attrs.frozen(eq=False)
 class Bias:
     """Values added to the logits of some ids; ids outside the vocabulary are passed over."""
 
-    tokens: Words = attrs.field(converter=lambda ids: np.ascontiguousarray(ids, np.uint32))
-    values: Rows = attrs.field(converter=lambda values: np.ascontiguousarray(values, np.float32))
+    tokens: Words = attrs.field(converter=_to_words)
+    values: Rows = attrs.field(converter=_to_values)
 
     def __attrs_post_init__(self) -> None:
         if len(self.tokens) != len(self.values):
