@@ -30,55 +30,71 @@ static uint32_t bits_of(float f)
     return u;
 }
 
-static float float_of(uint32_t u)
-{
-    float f;
-    memcpy(&f, &u, sizeof f);
-    return f;
-}
-
 static uint32_t min_u32(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
 }
 
-/* exp(x) for NO_WEIGHT < x <= 0: 2^k (1 + r + r^2 q(r)), |r| <= ln(2)/2, q fitted for least relative error (1e-7). */
-static inline float exp_negative(float x)
+/* Four floats at once, in gcc's and clang's portable vectors (SSE, NEON); a block of sixteen is four of them. */
+typedef float v4f __attribute__((vector_size(16)));
+typedef uint32_t v4u __attribute__((vector_size(16)));
+
+static inline v4f load4(const float *p)
 {
-    const float round = 12582912.0f; /* 1.5 x 2^23: adding it rounds to an integer */
-    float shifted = x * 1.44269504f + round;
-    float k = shifted - round;
-    float r = x - k * 0.693359375f; /* ln 2 in two parts, the first exact when multiplied */
-    r = r - k * -2.12194440e-4f;
-    float q = 0.00831250194f;
-    q = q * r + 0.0418903306f;
-    q = q * r + 0.166671157f;
-    q = q * r + 0.499992311f;
-    float e = (q * r) * r + r + 1.0f;
-    return float_of(bits_of(e) + ((bits_of(shifted) - bits_of(round)) << 23));
+    v4f v;
+    memcpy(&v, p, sizeof v);
+    return v;
 }
 
-static inline float weight(float x)
+static inline v4f splat(float f)
 {
-    float e = exp_negative(x);
-    return x > NO_WEIGHT ? e : 0.0f;
+    return (v4f){f, f, f, f};
+}
+
+/* a where it is larger, else b: NaN in a never wins */
+static inline v4f larger(v4f a, v4f b)
+{
+    return (v4f)(((v4u)(a > b) & (v4u)a) | (~(v4u)(a > b) & (v4u)b));
+}
+
+/* exp(x) for NO_WEIGHT < x <= 0, else 0: 2^k (1 + r + r^2 q(r)), |r| <= ln(2)/2, q fitted for least relative error
+   (1e-7). Every operation rounds on its own, so each lane gives what a single float would. */
+static inline v4f weight4(v4f x)
+{
+    const v4f round = splat(12582912.0f); /* 1.5 x 2^23: adding it rounds to an integer */
+    v4f shifted = x * splat(1.44269504f) + round;
+    v4f k = shifted - round;
+    v4f r = x - k * splat(0.693359375f); /* ln 2 in two parts, the first exact when multiplied */
+    r = r - k * splat(-2.12194440e-4f);
+    v4f q = splat(0.00831250194f);
+    q = q * r + splat(0.0418903306f);
+    q = q * r + splat(0.166671157f);
+    q = q * r + splat(0.499992311f);
+    v4f e = (q * r) * r + r + splat(1.0f);
+    v4u scaled = (v4u)e + (((v4u)shifted - (v4u)round) << 23);
+    return (v4f)(scaled & (v4u)(x > splat(NO_WEIGHT)));
+}
+
+static float weight(float x)
+{
+    return weight4(splat(x))[0];
 }
 
 /* Largest value, NaN ignored; -inf for none. */
 static float row_max(const float *row, uint32_t n)
 {
-    float best[LANES];
-    for (int j = 0; j < LANES; j++)
-        best[j] = -INFINITY;
+    v4f best[4] = {splat(-INFINITY), splat(-INFINITY), splat(-INFINITY), splat(-INFINITY)};
     uint32_t i = 0;
     for (; i + LANES <= n; i += LANES)
-        for (int j = 0; j < LANES; j++)
-            best[j] = row[i + j] > best[j] ? row[i + j] : best[j];
+        for (int q = 0; q < 4; q++)
+            best[q] = larger(load4(row + i + 4 * q), best[q]);
+    best[0] = larger(larger(best[0], best[1]), larger(best[2], best[3]));
+    float top = -INFINITY;
+    for (int q = 0; q < 4; q++)
+        top = best[0][q] > top ? best[0][q] : top;
     for (; i < n; i++)
-        best[0] = row[i] > best[0] ? row[i] : best[0];
-    for (int j = 1; j < LANES; j++)
-        best[0] = best[j] > best[0] ? best[j] : best[0];
-    return best[0];
+        top = row[i] > top ? row[i] : top;
+    return top;
 }
 
 uint32_t sf_argmax(const float *row, uint32_t n)
@@ -108,32 +124,21 @@ double sf_uniform(uint64_t position)
     return (double)(z >> 11) / 9007199254740992.0;
 }
 
-/* The pinned order of a softmax sum: sixteen partial sums over whole blocks of sixteen, folded, then the tail. */
-static float fold_sums(const float s[LANES])
+/* The sum of exp(row x scale - top) in its pinned order: sixteen partial sums over whole blocks of sixteen, folded, then
+   the tail. The weights go to `out` when there is one. */
+static inline float sum_weights(const float *row, uint32_t n, float scale, float top, float *restrict out)
 {
-    float a[4];
-    for (int q = 0; q < 4; q++)
-        a[q] = (s[q] + s[q + 4]) + (s[q + 8] + s[q + 12]);
-    return (a[0] + a[1]) + (a[2] + a[3]);
-}
-
-/* sum of exp(row x scale - top) in the pinned order; the weights go to `out` when there is one */
-static float sum_weights(const float *row, uint32_t n, float scale, float top, float *restrict out)
-{
-    float sums[LANES] = {0};
+    v4f s[4] = {splat(0), splat(0), splat(0), splat(0)};
     uint32_t i = 0;
-    if (out)
-        for (; i + LANES <= n; i += LANES)
-            for (int j = 0; j < LANES; j++) {
-                float w = weight(row[i + j] * scale - top);
-                out[i + j] = w;
-                sums[j] += w;
-            }
-    else
-        for (; i + LANES <= n; i += LANES)
-            for (int j = 0; j < LANES; j++)
-                sums[j] += weight(row[i + j] * scale - top);
-    float sum = fold_sums(sums);
+    for (; i + LANES <= n; i += LANES)
+        for (int q = 0; q < 4; q++) {
+            v4f w = weight4(load4(row + i + 4 * q) * splat(scale) - splat(top));
+            if (out)
+                memcpy(out + i + 4 * q, &w, sizeof w);
+            s[q] += w;
+        }
+    v4f a = (s[0] + s[1]) + (s[2] + s[3]);
+    float sum = (a[0] + a[1]) + (a[2] + a[3]);
     for (; i < n; i++) {
         float w = weight(row[i] * scale - top);
         if (out)
@@ -186,16 +191,16 @@ int sf_softmax(sf_sampler *s, const float *row, float temperature)
         return 0;
     for (uint32_t b = 0; b < s->n_blocks; b++) {
         float *p = s->p + (size_t)b * BLOCK;
-        float best[LANES] = {0};
-        for (int i = 0; i < BLOCK; i += LANES)
-            for (int j = 0; j < LANES; j++) {
-                float v = p[i + j] / sum;
-                p[i + j] = v;
-                best[j] = v > best[j] ? v : best[j];
-            }
-        for (int j = 1; j < LANES; j++)
-            best[0] = best[j] > best[0] ? best[j] : best[0];
-        s->block_max[b] = best[0];
+        v4f best = splat(0);
+        for (int i = 0; i < BLOCK; i += 4) {
+            v4f v = load4(p + i) / splat(sum);
+            memcpy(p + i, &v, sizeof v);
+            best = larger(v, best);
+        }
+        float top_of_block = 0;
+        for (int q = 0; q < 4; q++)
+            top_of_block = best[q] > top_of_block ? best[q] : top_of_block;
+        s->block_max[b] = top_of_block;
     }
     return 1;
 }
