@@ -1,0 +1,245 @@
+"""The daemon's end of Link W: handshake, rings, and one request at a time."""
+
+import json
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from superfluid.link import linkw
+from superfluid.link.channel import AsyncChannel, decode_message
+from superfluid.link.envelope import EnvelopeError, Frame
+from superfluid.link.linkw import RING_IN, RING_LOGITS, RING_OUT
+from superfluid.link.postcard import PostcardError
+from superfluid.scheduler.link import EngineRefused, LinkFault, WorkerGone
+from superfluid.shm.control import Control
+from superfluid.shm.descriptors import send_descriptor_async
+from superfluid.shm.ring import Ring
+
+CONTROL_TAG = 0xC0
+CONTROL_BYTES = 64
+SLOT_HEADER = 16
+
+OnLaneEmit = Callable[[int, list[int]], None]
+M = TypeVar("M")
+
+
+class WorkerLink:
+    """A connected worker. Made by `open`; `run` must be running in a task while requests are made.
+
+    Every request raises EngineRefused when the worker refuses it and WorkerGone when the worker is gone.
+    """
+
+    def __init__(self, channel: AsyncChannel, hello: linkw.HelloAckW, rings: dict[int, Ring], control: Control) -> None:
+        self.hello = hello
+        self.record: dict[str, Any] = read_record(hello.capabilities)
+        self.control = control
+        self._channel = channel
+        self._rings = rings
+        self._inbound = rings[RING_IN]
+        self._outbound = rings[RING_OUT]
+        self._requests = trio.Lock()
+        self._awaited = 0  # seq of the request under way
+        self._reply: Frame | None = None
+        self._replied = trio.Event()
+        self._on_emit: OnLaneEmit | None = None
+        self._gone: str | None = None
+        self._op_done: dict[int, linkw.StateOpDone] = {}
+        self._unanswered: list[object] = []  # sent ahead of the next request
+
+    @classmethod
+    async def open(cls, frames: trio.SocketStream, descriptors: socket.socket) -> "WorkerLink":
+        """Shake hands and attach rings and control words.
+
+        Waits without a deadline: the worker loads its model first. Raises WorkerGone when the stream ends (the load
+        failed) or the worker breaks the protocol.
+        """
+        channel = AsyncChannel(frames, linkw.VERSION, linkw.MESSAGES)
+        fds = trio.socket.from_stdlib_socket(descriptors)
+        rings: dict[int, Ring] = {}
+        control: Control | None = None
+        try:
+            await channel.send(linkw.Hello((linkw.VERSION, linkw.VERSION), linkw.LinkRole.NodeAgent))
+            hello = await _expect(channel, linkw.HelloAckW)
+            if hello.chosen_version != linkw.VERSION:
+                raise WorkerGone(f"worker chose Link W {hello.chosen_version}; this daemon speaks {linkw.VERSION}")
+            for spec in hello.limits.ring_specs:
+                if spec.ring_id not in (RING_IN, RING_OUT, RING_LOGITS):
+                    raise WorkerGone(f"worker announced ring {spec.ring_id}; only rings 1, 2 and 3 are known")
+                ring = rings[spec.ring_id] = Ring.create(spec)
+                await channel.send(linkw.RingAttach(spec.ring_id, spec))
+                await send_descriptor_async(fds, spec.ring_id, ring.fd)
+                await _expect(channel, linkw.RingAck)
+            if len(rings) != 3:
+                raise WorkerGone(f"worker announced rings {sorted(rings)}; 1, 2 and 3 are needed")
+            control = Control.create()
+            await channel.send(linkw.ControlAttach(CONTROL_BYTES))
+            await send_descriptor_async(fds, CONTROL_TAG, control.fd)
+            await _expect(channel, linkw.ControlAck)
+        except BaseException as error:
+            for ring in rings.values():
+                ring.close()
+            if control is not None:
+                control.close()
+            if isinstance(error, EnvelopeError | PostcardError | trio.BrokenResourceError | OSError):
+                raise WorkerGone(f"the link to the worker broke: {error}") from error
+            raise
+        return cls(channel, hello, rings, control)
+
+    @property
+    def window(self) -> int:
+        """Longest stream the worker takes, in tokens."""
+        slot = (self._inbound.spec.slot_bytes - SLOT_HEADER) // 4
+        limit = self.record.get("limits", {}).get("max_seq_len") or slot
+        return min(slot, int(limit))
+
+    @property
+    def out_slots(self) -> int:
+        """Slots of the outbound ring: an upper bound of lanes per tick."""
+        return self._outbound.spec.slots
+
+    @property
+    def in_slots(self) -> int:
+        """Slots of the inbound ring: spans that may be staged and not yet read."""
+        return self._inbound.spec.slots
+
+    async def run(self) -> None:
+        """Read frames until the worker is gone, handing on emits and replies; raises WorkerGone at the end."""
+        try:
+            while True:
+                frames = await self._channel.receive_frames()
+                if not frames:
+                    raise WorkerGone("the worker closed its link")
+                for frame in frames:
+                    self._route(frame)
+        except WorkerGone as gone:
+            self._gone = str(gone)
+            raise
+        except (EnvelopeError, trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
+            self._gone = f"the link to the worker broke: {error}"
+            raise WorkerGone(self._gone) from error
+        finally:
+            self._gone = self._gone or "the link was closed"
+            self._replied.set()
+
+    def _route(self, frame: Frame) -> None:
+        if frame.correlation_id:
+            if frame.correlation_id == self._awaited:
+                self._reply = frame
+                self._replied.set()
+            return
+        try:
+            message = decode_message(frame)
+        except PostcardError:
+            return  # an unsolicited frame that does not decode is dropped; the result is authoritative
+        if isinstance(message, linkw.TickEmit):
+            if self._on_emit is not None:
+                self._on_emit(message.lane_tag, message.tokens)
+        elif isinstance(message, linkw.StateOpDone):
+            self._op_done[message.op_handle] = message
+
+    async def _request(self, message: object, expected: type[M]) -> M:
+        async with self._requests:
+            if self._gone is not None:
+                raise WorkerGone(self._gone)
+            self._reply = None
+            self._replied = trio.Event()
+            ahead, self._unanswered = self._unanswered, []
+            try:
+                for unanswered in ahead:
+                    await self._channel.send(unanswered)
+                self._awaited = await self._channel.send(message)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise WorkerGone("the worker closed its link") from error
+            with trio.CancelScope(shield=True):  # a reply left unread would answer the next request
+                await self._replied.wait()
+            frame = self._reply
+            if frame is None:
+                raise WorkerGone(self._gone or "the link was closed")
+            try:
+                reply = decode_message(frame)
+            except PostcardError as error:
+                raise LinkFault(f"the worker's reply does not decode: {error}") from error
+            if not isinstance(reply, expected):
+                raise LinkFault(f"the worker answered {type(reply).__name__} to {type(message).__name__}")
+            return reply
+
+    # ---- the tick
+
+    def stage_prompt(self, tokens: Sequence[int] | npt.NDArray[np.uint32]) -> linkw.TokenRef:
+        """Write a span into the inbound ring; at most `in_slots` may wait unread."""
+        return self._inbound.push_tokens(tokens)
+
+    def read_tokens(self, ref: linkw.TokenRef) -> list[int]:
+        """The tokens of an emit. Raises a RingError when the slot was written over."""
+        tokens: list[int] = self._outbound.read_tokens(ref).tolist()
+        return tokens
+
+    async def tick(self, plan: linkw.TickPlan, on_emit: OnLaneEmit | None = None) -> linkw.TickEvents:
+        """Run one plan; `on_emit` is called with each lane's tokens as they stream in."""
+        self._on_emit = on_emit
+        try:
+            result = await self._request(linkw.TickSubmit(plan), linkw.TickResult)
+        finally:
+            self._on_emit = None
+        if isinstance(result, linkw.TickAccepted):
+            if result.events.plan_seq != plan.plan_seq:
+                raise LinkFault(f"the worker answered plan {result.events.plan_seq}, not {plan.plan_seq}")
+            return result.events
+        assert isinstance(result, linkw.TickRejected)
+        raise EngineRefused(result.status)
+
+    # ---- prefix cache and the rest
+
+    async def match(self, span: linkw.TokenRef, space_id: int = linkw.ALL_SPACES) -> linkw.MatchRes:
+        return await self._request(linkw.MatchReq(space_id, span), linkw.MatchRes)
+
+    async def seed_acquire(
+        self, span: linkw.TokenRef, prefix_len: int, determinism_class: int = 0
+    ) -> linkw.SeedGranted:
+        grant = await self._request(linkw.SeedAcquire(span, prefix_len, determinism_class), linkw.SeedGrant)
+        if isinstance(grant, linkw.SeedGranted):
+            return grant
+        assert isinstance(grant, linkw.SeedRefused)
+        raise EngineRefused(grant.status)
+
+    def seed_release(self, handle: int) -> None:
+        """Give a seed back; it is sent ahead of the next request, and nothing is answered."""
+        self._unanswered.append(linkw.SeedRelease(handle))
+
+    async def sync(self, request: linkw.StateSyncReq) -> linkw.StateSyncOk:
+        """A synchronous request; its `StateSyncOk` variant. Raises EngineRefused with the worker's status."""
+        result = await self._request(request, linkw.StateSyncRes)
+        if isinstance(result, linkw.StateSyncDone):
+            return result.ok
+        assert isinstance(result, linkw.StateSyncErr)
+        raise EngineRefused(result.status)
+
+    def close(self) -> None:
+        """Unmap the shared memory; the sockets belong to the process's host."""
+        for ring in self._rings.values():
+            ring.close()
+        self.control.close()
+
+
+def read_record(text: str) -> dict[str, Any]:
+    """The capability record: a JSON object, or empty when the worker describes nothing."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+async def _expect(channel: AsyncChannel, kind: type[M]) -> M:
+    """The next frame of a handshake, which must be a `kind`."""
+    frames = await channel.receive_frames()
+    if not frames:
+        raise WorkerGone("the worker ended before it was ready")
+    message = decode_message(frames[0])
+    if not isinstance(message, kind):
+        raise WorkerGone(f"the worker sent {type(message).__name__} where {kind.__name__} was due")
+    return message

@@ -1,0 +1,44 @@
+"""The context window of a model that names none: what its device's memory affords (spec: executor, window sizing)."""
+
+from typing import Any
+
+import attrs
+
+GIB = 1 << 30
+LEAST_WINDOW = 512  # a smaller --max-context counts as this
+FLOOR = 4096  # no automatic window is under this, if the model was trained for it
+STEP = 1024  # an automatic window is a multiple of this
+UNSIZED = 8192  # where the device cannot be sized
+KV_SHARE = 0.60  # of what weights and reserve leave; the rest is for compute buffers and others
+
+
+@attrs.frozen
+class Window:
+    """Tokens per lane, and the words that say where the number comes from."""
+
+    tokens: int
+    why: str
+
+
+def choose_window(asked: int | None, sizing: dict[str, Any] | str | None, lanes: int) -> Window:
+    """The window of `lanes` lanes: the one asked for, or what `sizing` (a check report's) affords.
+
+    A string instead of sizing is the reason that there is none.
+    """
+    trained = sizing.get("trained_context", 0) if isinstance(sizing, dict) else 0
+    if asked is not None:
+        tokens = max(asked, LEAST_WINDOW)
+        if trained and tokens > trained:
+            return Window(trained, f"{asked} asked for, the model was trained for {trained}")
+        return Window(tokens, "as asked for")
+    if not isinstance(sizing, dict):
+        return Window(UNSIZED, sizing or "its memory is not known")
+    budget, weights, per_token = (sizing.get(key, 0) for key in ("budget_bytes", "weight_bytes", "kv_bytes_per_token"))
+    if not (budget and trained and per_token):
+        return Window(UNSIZED, "its memory is not known")
+    reserve = max(GIB, budget // 8)
+    share = int(KV_SHARE * max(0, budget - weights - reserve) / (per_token * lanes))
+    tokens = max(min(share // STEP * STEP, trained), min(FLOOR, trained))
+    if tokens == trained:
+        return Window(tokens, "as the model was trained")
+    return Window(tokens, f"{lanes} lanes in {budget / GIB:.1f} GiB")
