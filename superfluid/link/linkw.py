@@ -4,10 +4,24 @@ Integers that carry a status code in an unsigned field hold the i32's bit patter
 """
 
 from enum import IntEnum
+from typing import Annotated
 
 import attrs
 
-from superfluid.link.postcard import F32, I32, U8, U16, U32, U64, Bytes32, Choice, Tokens, message, variant
+from superfluid.link.postcard import (
+    F32,
+    I32,
+    MAY_BE_MISSING,
+    U8,
+    U16,
+    U32,
+    U64,
+    Bytes32,
+    Choice,
+    Tokens,
+    message,
+    variant,
+)
 
 VERSION = 8
 ALL_SPACES = 0xFFFFFFFF
@@ -343,7 +357,7 @@ class TickResult(Choice):
     """Answer to TICK_SUBMIT."""
 
 
-@variant("Events")
+@variant("Events", newtype=True)
 class TickAccepted(TickResult):
     events: TickEvents
 
@@ -405,7 +419,7 @@ class SeedGranted(SeedGrant):
 
     seed_handle: U64
     ttl_ms: U32 = 1000
-    ttl_ticks: U64 | None = None
+    ttl_ticks: Annotated[U64 | None, MAY_BE_MISSING] = None
 
 
 @variant("Refused")
@@ -574,7 +588,7 @@ class StrategyGrant(Choice):
     """Answer to STRATEGY_REGISTER."""
 
 
-@variant("Granted")
+@variant("Granted", newtype=True)
 class StrategyGranted(StrategyGrant):
     grant: StrategyGrantOk
 
@@ -924,7 +938,7 @@ class StateSyncRes(Choice):
     """Answer to STATE_SYNC_REQ."""
 
 
-@variant("Ok")
+@variant("Ok", newtype=True)
 class StateSyncDone(StateSyncRes):
     ok: StateSyncOk
 

@@ -4,8 +4,10 @@ New variants, and new fields of a variant, are only ever added at the end. A Pyt
 JSON key without it.
 """
 
+from typing import Annotated
+
 from superfluid.link.events import Descendants, Edit, Event, GenParams
-from superfluid.link.postcard import U8, U32, U64, Bytes16, Choice, Tokens, message, variant
+from superfluid.link.postcard import MAY_BE_MISSING, U8, U32, U64, Bytes16, Choice, Tokens, message, variant
 
 MAX_FRAME = 64 * 1024 * 1024
 
@@ -297,7 +299,7 @@ class Inspection:
     tokens: Tokens
     events: list[Event]
     wal_version: U8
-    store_id: Bytes16 | None = None
+    store_id: Annotated[Bytes16 | None, MAY_BE_MISSING] = None
 
 
 class Response(Choice):
@@ -448,5 +450,3 @@ class PinnedResponse(Response):
 @variant("Throttled")
 class ThrottledResponse(Response):
     retry_after_ms: U64
-
-
