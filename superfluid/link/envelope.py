@@ -36,6 +36,10 @@ class UnknownRequiredType(EnvelopeError):
     """A required message of a type this link does not know."""
 
 
+class VersionMismatch(EnvelopeError):
+    """A frame of another version than the one the handshake chose."""
+
+
 class Truncated(EnvelopeError):
     """The stream ended inside a frame."""
 
@@ -63,6 +67,21 @@ def encode_frame(
     if droppable is not None and droppable != bool(klass):
         raise ClassMismatch(f"message type {msg_type:#06x} has class {klass}")
     return _HEAD.pack(_LEAST + len(payload), version, msg_type, seq, correlation_id, klass) + payload
+
+
+def begin_frame(out: bytearray) -> int:
+    """Leave room for an envelope at the end of `out`; returns where it stands."""
+    start = len(out)
+    out += bytes(_HEAD_BYTES)
+    return start
+
+
+def end_frame(out: bytearray, start: int, version: int, msg_type: int, seq: int, correlation_id: int) -> None:
+    """Fill in the envelope at `start`, whose payload is the rest of `out`. Raises FrameTooLarge."""
+    length = len(out) - start - _LENGTH_BYTES
+    if length > MAX_LENGTH:
+        raise FrameTooLarge(f"a payload of {length - _LEAST} bytes; a frame holds {MAX_PAYLOAD}")
+    _HEAD.pack_into(out, start, length, version, msg_type, seq, correlation_id, msg_type >> 15)
 
 
 class Decoder:

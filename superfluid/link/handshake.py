@@ -3,10 +3,8 @@
 import hmac
 
 from superfluid.link.errors import LinkError, ProtocolError
+from superfluid.link.linkf import VERSIONS
 from superfluid.link.linkw import LinkRole
-
-LINK_W_VERSIONS = (8, 8)
-LINK_F_VERSIONS = (2, 3)
 
 
 class NoCommonVersion(LinkError):
@@ -40,7 +38,7 @@ def admit_head(versions: tuple[int, int], role: LinkRole, auth: bytes, token: by
     Checks in this order: a common version (NoCommonVersion), the role (ProtocolError), the node's token when it has
     one, in constant time (Unauthorized).
     """
-    version = negotiate(versions, LINK_F_VERSIONS)
+    version = negotiate(versions, VERSIONS)
     if role != LinkRole.HeadDaemon:
         raise ProtocolError(f"HELLO from a {LinkRole(role).name} where a HeadDaemon was expected")
     if token is not None and not hmac.compare_digest(auth, token):

@@ -74,7 +74,18 @@ def encode_into(value: Any, out: bytearray) -> None:
     try:
         ENCODERS[type(value)](value, out)
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError, struct.error) as error:
-        raise PostcardError(f"{type(value).__name__} does not encode: {error}") from error
+        raise PostcardError(f"{type(value).__name__} does not encode: {_cause(value, error)}") from error
+
+
+def _cause(value: Any, error: Exception) -> object:
+    """The reader of the JSON form names the field that is out of its type, which an encoder does not know."""
+    try:
+        from_json(union_of(type(value)), to_json(value))
+    except PostcardError as named:
+        return named
+    except Exception:
+        return error
+    return error
 
 
 def decode(cls: type[M], data: bytes | bytearray | memoryview, offset: int = 0) -> M:
