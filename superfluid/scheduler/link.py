@@ -96,8 +96,12 @@ class EngineLink(Protocol):
     def out_slots(self) -> int:
         """Slots of the token-out ring: the most lanes a tick may have."""
 
+    @property
+    def in_slots(self) -> int:
+        """Slots of the token-in ring: the most spans that may be staged and not yet read."""
+
     def stage_prompt(self, tokens: Sequence[int]) -> linkw.TokenRef:
-        """Write tokens into the token-in ring; the slot is overwritten after 64 more."""
+        """Write tokens into the token-in ring; the slot is overwritten after `in_slots` more."""
 
     def read_tokens(self, ref: linkw.TokenRef) -> list[int]:
         """Tokens of the token-out ring. Raises superfluid.shm.ring.RingError for a stale or bad reference."""

@@ -1,0 +1,204 @@
+"""Admission: from a ticket to a lane that the next plan admits, seeded from the prefix cache where it can be."""
+
+import struct
+from copy import copy
+
+import attrs
+import trio
+
+from superfluid.link import linkw
+from superfluid.link.codes import PARAM_IGNORE_EOS, Sampling
+from superfluid.link.events import Finish
+from superfluid.observe.metrics import ModelMetrics
+from superfluid.scheduler.generation import Failure, Job
+from superfluid.scheduler.lanes import Lane, Ticket
+from superfluid.scheduler.link import EngineLink, EngineRefused, LinkFault, Record, status_name
+from superfluid.scheduler.seeds import Spaces
+
+SLOTS_PER_ADMISSION = 2
+"""Inbound slots one admission may use: its prompt, and a resumed prefix."""
+
+U64 = (1 << 64) - 1
+
+
+class ContextExceeded(ValueError):
+    """A stream does not fit the window: `length` tokens against `limit`."""
+
+    def __init__(self, length: int, limit: int) -> None:
+        super().__init__(
+            f"this model's maximum context length is {limit} tokens, but your request has {length} tokens; "
+            "shorten the prompt or serve the model with a larger --max-context"
+        )
+        self.length, self.limit = length, limit
+
+
+class NotAdmitted(Exception):
+    """A ticket ends before it reaches the engine."""
+
+    def __init__(self, finish: int, code: str | None = None, reason: str | None = None, expired: bool = False) -> None:
+        super().__init__(reason or "ended before admission")
+        self.finish, self.code, self.reason, self.expired = finish, code, reason, expired
+
+
+@attrs.define(eq=False)
+class Worker:
+    """One connected worker as the scheduler sees it."""
+
+    link: EngineLink
+    record: Record
+    spaces: Spaces
+    max_lanes: int
+    staged: int = 0  # inbound slots written since the last tick read them
+
+    @classmethod
+    def open(cls, link: EngineLink, max_batch: int) -> "Worker":
+        record = Record.read(link.record)
+        bounds = [max_batch, link.out_slots]
+        if record.max_seqs:
+            bounds.append(record.max_seqs)
+        spaces = Spaces(link.hello.state_space_descriptors, record.rollback)
+        return cls(link, record, spaces, max(1, min(bounds)))
+
+    def lane_limit(self, max_batch: int) -> str | None:
+        """Why there are fewer lanes than were asked for; none when there are not."""
+        if self.max_lanes >= max_batch:
+            return None
+        limit = (
+            f"the model runs at most {self.record.max_seqs} sequences"
+            if self.record.max_seqs == self.max_lanes
+            else f"the worker's token ring has {self.link.out_slots} slots"
+        )
+        return f"{self.max_lanes} lanes instead of {max_batch}: {limit}"
+
+    def stage(self, tokens: list[int]) -> linkw.TokenRef:
+        self.staged += 1
+        return self.link.stage_prompt(tokens)
+
+    @property
+    def can_stage(self) -> bool:
+        return self.staged + SLOTS_PER_ADMISSION <= self.link.in_slots
+
+    async def place(self, ticket: Ticket, tag: int, metrics: ModelMetrics) -> Lane:
+        """Make a ticket's lane: check it, stage its prompt, take a seed and its grammar and bias.
+
+        Raises NotAdmitted when the ticket ends here; WorkerGone.
+        """
+        job = ticket.job
+        now = trio.current_time()
+        if ticket.cancelled:
+            raise NotAdmitted(Finish.CANCELLED)
+        if not job.stream:
+            raise NotAdmitted(Finish.ERROR, Failure.EMPTY, "there is nothing to generate from: the prompt is empty")
+        if ticket.past_deadline(now):
+            raise NotAdmitted(Finish.LENGTH, expired=job.raw)
+        stream = ticket.stream()
+        window = self.link.window
+        if len(stream) > window:
+            raise NotAdmitted(Finish.ERROR, Failure.CONTEXT, str(ContextExceeded(len(stream), window)))
+        if len(stream) == window:
+            raise NotAdmitted(Finish.LENGTH)
+        replay = len(ticket.produced)
+        span = self.stage(stream)
+        grammar, bias = await self._constraints(job)
+        seed, seeded = 0, 0
+        if not ticket.cold and not job.batch_invariant:
+            seed, seeded = await self._seed(span, len(stream), replay)
+        if self.spaces.unservable:
+            metrics.unservable_cold_admissions_total += 1
+        if seeded:
+            metrics.warm_prefix_tokens_total += seeded
+        else:
+            metrics.cold_admissions_total += 1
+        if ticket.warm_prefix is None:
+            ticket.warm_prefix = seeded
+            ticket.admitted_at = now
+        prefill_end = max(len(stream) - replay, seeded)
+        return Lane(
+            tag,
+            job.klass,
+            prompt_len=len(stream),
+            prefill_end=prefill_end,
+            left=min(ticket.left, window - len(stream)),
+            prefilled=seeded,
+            replay=len(stream) - prefill_end,
+            exclusive=job.batch_invariant,
+            ticket=ticket,
+            prompt=span,
+            seed=seed,
+            seeded=seeded,
+            grammar=grammar,
+            bias=bias,
+        )
+
+    async def _seed(self, span: linkw.TokenRef, length: int, replay: int) -> tuple[int, int]:
+        """Take a seed for a staged prompt: (handle, tokens), zeros when the lane starts cold."""
+        if self.spaces.unservable or not self.spaces.cached or length <= self.spaces.page:
+            return 0, 0
+        try:
+            seeded = self.spaces.seed_length(await self.link.match(span), length, replay)
+            if seeded:
+                return (await self.link.seed_acquire(span, seeded)).seed_handle, seeded
+        except (EngineRefused, LinkFault):
+            pass  # a cache is never needed: the prompt is prefilled
+        return 0, 0
+
+    async def _constraints(self, job: Job) -> tuple[int, int]:
+        """Make a job's grammar and bias on the worker: their handles, 0 for none. Raises NotAdmitted."""
+        grammar = bias = 0
+        try:
+            if job.grammar is not None:
+                kind, text = job.grammar
+                request = (
+                    linkw.CreateGrammarStructuralReq(text) if kind == "structural" else linkw.CreateGrammarReq(text)
+                )
+                made = await self.link.sync(request)
+                assert isinstance(made, linkw.CreateGrammarOk)
+                grammar = made.grammar_handle
+            if job.logit_bias:
+                values = [struct.unpack("<I", struct.pack("<f", value))[0] for value in job.logit_bias.values()]
+                biased = await self.link.sync(linkw.CreateLogitBiasReq(list(job.logit_bias), values))
+                assert isinstance(biased, linkw.CreateLogitBiasOk)
+                bias = biased.handle
+        except EngineRefused as refusal:
+            await self.free(grammar, 0)
+            what = "logit bias" if grammar or job.grammar is None else "grammar"
+            raise NotAdmitted(
+                Finish.ERROR, Failure.CONSTRAINT, f"the engine refused the {what} ({status_name(refusal.status)})"
+            ) from None
+        except LinkFault as fault:
+            raise NotAdmitted(Finish.ERROR, Failure.CONSTRAINT, str(fault)) from None
+        return grammar, bias
+
+    async def free(self, grammar: int, bias: int) -> None:
+        """Give a lane's grammar and bias back. Raises WorkerGone."""
+        try:
+            if grammar:
+                await self.link.sync(linkw.FreeGrammarReq(grammar))
+            if bias:
+                await self.link.sync(linkw.FreeLogitBiasReq(bias))
+        except (EngineRefused, LinkFault):
+            pass  # gone already: nothing is held
+
+
+def admit_of(lane: Lane) -> linkw.LaneAdmit:
+    """A lane's admission in a plan."""
+    job = lane.ticket.job
+    params = job.params
+    if job.ignore_eos:
+        params = copy(params)
+        params.flags |= PARAM_IGNORE_EOS
+    replay = len(lane.ticket.produced)
+    return linkw.LaneAdmit(
+        lane.tag,
+        lane.prompt,
+        seed_handle=lane.seed,
+        sampling=Sampling.GREEDY if params.temperature == 0 else Sampling.SAMPLED,
+        params=params,
+        rng_counter_base=(job.seed + lane.prompt_len) & U64,
+        grammar_handle=lane.grammar,
+        logit_bias_handle=lane.bias,
+        want_logprobs=job.logprobs is not None,
+        top_logprobs=min(job.logprobs or 0, 20),
+        grammar_replay=replay if lane.grammar else 0,
+        decode_replay=lane.replay,
+    )

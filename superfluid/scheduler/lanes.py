@@ -1,0 +1,186 @@
+"""Lanes and tickets: a ticket is a job's way through the scheduler, a lane its place in the engine."""
+
+from collections.abc import Sequence
+
+import attrs
+
+from superfluid.link.events import Body, Event, Finish, Generated, ToolParseFailure, ToolUse
+from superfluid.link.linkw import TokenRef
+from superfluid.scheduler.classes import Class
+from superfluid.scheduler.generation import CodecLike, Ended, Generation, Job
+from superfluid.scheduler.planner import PlannedLane
+
+TOOL_CALL = 2
+LEAST_TOKEN_SECONDS = 0.001
+"""Under this per token a decode rate says nothing."""
+
+
+@attrs.define(eq=False)
+class Ticket:
+    """A job in the queue or in a lane, over all its admissions. `order` counts submissions.
+
+    `produced` are the tokens of this generation so far; `warm_prefix` the first admission's seed length.
+    """
+
+    job: Job
+    generation: Generation
+    order: int
+    enqueued_tick: int
+    produced: list[int] = attrs.Factory(list)
+    requeued: bool = False
+    cold: bool = False  # the engine could not hold it beside its own seed
+    cancelled: bool = False
+    failure: tuple[str, str] | None = None  # (code, reason): its records could not be kept
+    over: bool = False  # its end is on its way
+    warm_prefix: int | None = None
+    channel: int = 0
+    tool_text: list[str] = attrs.Factory(list)
+    shown: int = 0  # tokens that went through the provisional splitter
+    uncounted: int = 0  # tokens since the last piece of provisional text
+    admitted_at: float = 0.0
+    first_token_at: float | None = None
+    ttft: float | None = None
+    first_tick_end: float = 0.0
+    first_tick_tokens: int = 0
+    last_tick_end: float = 0.0
+
+    @property
+    def klass(self) -> Class:
+        return self.job.klass
+
+    @property
+    def client(self) -> str:
+        return self.job.client
+
+    @property
+    def exclusive(self) -> bool:
+        return self.job.batch_invariant
+
+    @property
+    def stream_len(self) -> int:
+        return len(self.job.stream) + len(self.produced)
+
+    @property
+    def left(self) -> int:
+        """Tokens the caller still wants."""
+        return self.job.max_tokens - len(self.produced)
+
+    def stream(self) -> list[int]:
+        """The whole model input so far: the prompt and everything produced."""
+        return self.job.stream + self.produced if self.produced else self.job.stream
+
+    def past_deadline(self, now: float) -> bool:
+        return self.job.deadline is not None and now >= self.job.deadline
+
+    # ---- routing: tokens to provisional text and to records
+
+    def stream_out(self, tokens: list[int]) -> Sequence[tuple[int, str]]:
+        """Show tokens ahead of their commit; the pieces of text they made, per channel."""
+        router = self.job.router
+        if self.shown < len(self.produced):  # made while nobody watched
+            router.provisional(self.produced[self.shown :])
+            self.shown = len(self.produced)
+        self.shown += len(tokens)
+        self.uncounted += len(tokens)
+        pieces = router.provisional(tokens)
+        if self.job.want_provisional:
+            for channel, text in pieces:
+                self.generation.put_provisional(channel, text, self.uncounted)
+                self.uncounted = 0
+        return pieces
+
+    def records(self, tokens: list[int], finish: int, last: bool, codec: CodecLike) -> list[Body]:
+        """The records of a tick's tokens: one Generated per run of a channel, tool calls where a run closes.
+
+        With `last`, the last Generated carries `finish`, pending text is completed and an open call is tried.
+        """
+        bodies: list[Body] = []
+        ending: Generated | None = None
+        for run in self.job.router.commit(tokens, last):
+            ending = Generated(run.span, run.text, run.channel, Finish.NONE)
+            bodies.append(ending)
+            self.channel = run.channel
+            if run.channel == TOOL_CALL:
+                self.tool_text.append(run.text)
+                if run.closes:
+                    bodies += self._calls(codec)
+        if last:
+            if ending is None:
+                ending = Generated([], self.job.router.flush(), self.channel, Finish.NONE)
+                bodies.append(ending)
+            ending.finish = finish
+            bodies += self._calls(codec)
+        return bodies
+
+    def ending_record(self, finish: int, codec: CodecLike) -> list[Body]:
+        """The records of a lane that is stopped: an empty span with the text that was pending."""
+        record = Generated([], self.job.router.flush(), self.channel, finish)
+        if self.channel == TOOL_CALL and record.text:
+            self.tool_text.append(record.text)
+        return [record, *self._calls(codec)]
+
+    def _calls(self, codec: CodecLike) -> list[Body]:
+        raw = "".join(self.tool_text)
+        self.tool_text.clear()
+        if not raw.strip():
+            return []
+        calls = codec.read_call(raw, self.job.tools)
+        if calls is None:
+            return [ToolParseFailure(raw)]
+        return [ToolUse(call.name, call.arguments_json) for call in calls]
+
+    # ---- the end
+
+    def ended(
+        self,
+        finish: int,
+        code: str | None = None,
+        reason: str | None = None,
+        *,
+        expired: bool = False,
+        fault: int | None = None,
+    ) -> Ended:
+        """The end this ticket's caller gets, with what was counted on the way."""
+        made = len(self.produced)
+        later = made - self.first_tick_tokens
+        spent = self.last_tick_end - self.first_tick_end
+        return Ended(
+            finish,
+            tokens_generated=made,
+            warm_prefix=self.warm_prefix or 0,
+            reason=reason,
+            error_code=code,
+            expired=expired,
+            ttft=self.ttft,
+            decode_rate=later / spent if later > 0 and spent >= LEAST_TOKEN_SECONDS * later else None,
+            fault=fault,
+        )
+
+
+@attrs.define(eq=False)
+class Lane(PlannedLane):
+    """A ticket's lane. New until the plan that admits it was accepted."""
+
+    ticket: Ticket = attrs.field(kw_only=True)
+    prompt: TokenRef = attrs.Factory(TokenRef)
+    seed: int = 0
+    seeded: int = 0
+    grammar: int = 0
+    bias: int = 0
+    new: bool = True
+    finish: int = Finish.NONE
+    expired: bool = False
+    fault: int | None = None
+    code: str | None = None
+    reason: str | None = None
+    streamed: list[int] = attrs.Factory(list)  # shown in the tick under way, not yet in its result
+
+    def stop(self, finish: int, code: str | None = None, reason: str | None = None) -> None:
+        """No more tokens: the next plan retires the lane."""
+        self.finishing = True
+        self.finish, self.code, self.reason = finish, code, reason
+
+
+def raw_events(bodies: list[Body]) -> list[Event]:
+    """Records of a job that has no log, in the shape of events."""
+    return [Event(0, 0, 0, body) for body in bodies]

@@ -1,0 +1,739 @@
+"""The scheduler of one model: a task that takes jobs in, plans ticks, and moves what they bring to their callers."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+
+import attrs
+import trio
+
+from superfluid.link import linkw
+from superfluid.link.codes import SHED_PREFILL, AdmitStatus, PlanFlag, Status, status_name
+from superfluid.link.events import Finish
+from superfluid.observe.metrics import ModelMetrics
+from superfluid.scheduler.admission import ContextExceeded, NotAdmitted, Worker, admit_of
+from superfluid.scheduler.classes import Class
+from superfluid.scheduler.generation import CodecLike, Failure, Generation, Job
+from superfluid.scheduler.lanes import Lane, Ticket
+from superfluid.scheduler.link import EngineLink, EngineRefused, LinkFault, WorkerGone
+from superfluid.scheduler.outbox import Batch, Outbox, StoreLike
+from superfluid.scheduler.planner import Plan, Settings, Situation, age, plan_tick, preemptible
+from superfluid.scheduler.queue import Queues
+from superfluid.scheduler.rates import ADAPTIVE_START, Rates, adapt_budget
+from superfluid.scheduler.reading import logprobs_by_lane
+from superfluid.shm.ring import RingError
+
+log = logging.getLogger(__name__)
+
+LATENCY_LINGER = 300.0
+"""Seconds the latency word stays up after the last class 0 or 1 job arrived."""
+
+DEFERRED_TICKS = 4
+"""Ticks without admissions after the engine had no room for one, unless a lane retires before."""
+
+T = TypeVar("T")
+Sink = Callable[[int, str], None]
+
+
+@attrs.frozen
+class SchedulerConfig:
+    """Operator settings. `class_lanes` caps lanes per class; `settings` are the planner's."""
+
+    max_batch: int = 8
+    class_lanes: dict[Class, int] = attrs.Factory(dict)
+    settings: Settings = attrs.Factory(Settings)
+    preemption: bool = True
+
+
+@attrs.define
+class TickInFlight:
+    """The tick that runs now, for gauges and the monitor. `started` in seconds of the trio clock."""
+
+    started: float
+    target: float
+    lanes: int
+    prefill_tokens: int
+    prefill_lanes: int
+    decode_lanes: int
+    admits: int
+    retires: int
+
+
+class SideOperation(Generic[T]):
+    """Work on the worker between ticks, waiting for its turn."""
+
+    def __init__(self, run: Callable[[EngineLink], Awaitable[T]], klass: Class | None, tick: int) -> None:
+        self.run = run
+        self.klass = klass
+        self.tick = tick
+        self.done = trio.Event()
+        self.value: T
+        self.error: BaseException | None = None
+
+
+class Scheduler:
+    """Jobs in, generations out. Outlives its workers: `run` serves with one of them until it is gone.
+
+    `store` keeps the log, `codec` turns tokens to text, `metrics` counts.
+    """
+
+    def __init__(
+        self, store: StoreLike, codec: CodecLike, config: SchedulerConfig, metrics: ModelMetrics, name: str = ""
+    ) -> None:
+        self.name = name
+        self.config = config
+        self.settings = config.settings
+        self.metrics = metrics
+        self.rates = Rates()
+        self.in_flight: TickInFlight | None = None
+        self.last_tick_wall = 0.0
+        self.ticks = 0
+        self._codec = codec
+        self._outbox = Outbox(store, self._forget)
+        self._queues: Queues[Ticket] = Queues()
+        self._lanes: list[Lane] = []
+        self._by_tag: dict[int, Lane] = {}
+        self._tickets: dict[Generation, Ticket] = {}
+        self._busy: dict[int, Ticket] = {}
+        self._watchers: dict[int, list[Sink]] = {}
+        self._side: list[SideOperation[Any]] = []
+        self._worker: Worker | None = None
+        self._window: int | None = None
+        self._wake = trio.Event()
+        self._idle = trio.Event()
+        self._idle.set()
+        self._orders = 0
+        self._tags = 0
+        self._plan_seq = 0
+        self._budget = self.settings.prefill_budget or ADAPTIVE_START
+        self._latency_until = float("-inf")
+        self._only_retired = False
+        self._no_admission_before = 0
+        metrics.prefill_budget_tokens = self._budget
+
+    # ---- for the facade
+
+    @property
+    def window(self) -> int | None:
+        """Longest stream in tokens, as the last worker allowed; none before the first."""
+        return self._window
+
+    @property
+    def max_lanes(self) -> int:
+        return self._worker.max_lanes if self._worker else self.config.max_batch
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """The lanes as they are, oldest first; read only."""
+        return self._lanes
+
+    @property
+    def queue_depths(self) -> list[int]:
+        """Jobs waiting per class, best class first."""
+        return self._queues.depths()
+
+    def generating(self, session: int) -> bool:
+        """Whether a generation is queued or runs on the session."""
+        return session in self._busy
+
+    def check_window(self, length: int) -> None:
+        """Raises ContextExceeded when a stream of `length` tokens does not fit the window."""
+        if self._window is not None and length > self._window:
+            raise ContextExceeded(length, self._window)
+
+    def submit(self, job: Job) -> Generation:
+        """Queue a job. Raises ContextExceeded; ValueError when its session is already generating."""
+        self.check_window(len(job.stream))
+        generation = Generation(job, self._cancel)
+        ticket = Ticket(job, generation, self._orders, self.ticks, tool_text=[job.open_call] if job.open_call else [])
+        ticket.channel = job.start_channel
+        if job.max_tokens <= 0:
+            generation.put_end(ticket.ended(Finish.NONE))
+            return generation
+        if job.session is not None:
+            if job.session in self._busy:
+                raise ValueError(f"session {job.session} is generating")
+            self._busy[job.session] = ticket
+        self._orders += 1
+        self._tickets[generation] = ticket
+        self._queues.push(ticket)
+        if job.klass.urgent:
+            self._latency_until = trio.current_time() + LATENCY_LINGER
+            self._raise_yield()
+        self._idle = trio.Event() if self._idle.is_set() else self._idle
+        self._wake.set()
+        return generation
+
+    def cancel(self, session: int) -> bool:
+        """Stop the generation of a session; false when there is none."""
+        ticket = self._busy.get(session)
+        if ticket is None:
+            return False
+        self._cancel(ticket.generation)
+        return True
+
+    async def side(self, run: Callable[[EngineLink], Awaitable[T]], klass: Class | None = None) -> T:
+        """Run work on the worker between ticks: at once without a class, else in its turn. Raises WorkerGone."""
+        operation = SideOperation(run, klass, self.ticks)
+        self._side.append(operation)
+        self._wake.set()
+        try:
+            await operation.done.wait()
+        finally:
+            if operation in self._side:
+                self._side.remove(operation)
+        if operation.error is not None:
+            raise operation.error
+        return operation.value
+
+    def watch(self, session: int, sink: Sink) -> Callable[[], None]:
+        """Hand provisional text of a session's generations to `sink` too, until the returned function is called."""
+        self._watchers.setdefault(session, []).append(sink)
+
+        def unwatch() -> None:
+            sinks = self._watchers.get(session, [])
+            if sink in sinks:
+                sinks.remove(sink)
+            if not sinks:
+                self._watchers.pop(session, None)
+
+        return unwatch
+
+    def set_background_rate(self, divisor: int) -> None:
+        """Let lanes of classes 2 and 3 decode only in every `divisor`-th tick; 0 counts as 1."""
+        self.settings = attrs.evolve(self.settings, background_rate=max(divisor, 1))
+
+    def retire(self, reason: str, code: str = Failure.RETIRED) -> None:
+        """Fail every lane and every queued job with `reason`."""
+        self._fail_lanes(code, reason)
+        for ticket in list(self._queues):
+            self._queues.remove(ticket)
+            self._outbox.end(ticket, ticket.ended(Finish.ERROR, code, reason))
+        self._gauges()
+
+    async def wait_idle(self) -> None:
+        """Return once no generation is queued or running."""
+        await self._idle.wait()
+
+    # ---- the loop
+
+    async def run(self, link: EngineLink) -> None:
+        """Serve with a worker until it is gone (raises WorkerGone) or the task is cancelled; its lanes fail then.
+
+        Queued jobs stay for the next worker. What was staged in the log is still delivered.
+        """
+        worker = self._worker = Worker.open(link, self.config.max_batch)
+        self._window = link.window
+        if (limit := worker.lane_limit(self.config.max_batch)) is not None:
+            log.info("%s: %s", self.name or "scheduler", limit)
+        gone: WorkerGone | None = None
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._deliver, name=f"commits:{self.name}")
+            try:
+                await self._serve(worker)
+            except WorkerGone as error:
+                gone = error
+                self._fail_lanes(Failure.WORKER_DIED, f"generation failed: the model's worker died ({error.reason})")
+            finally:
+                self._fail_lanes(Failure.STOPPED, "generation failed: the server stopped it")
+                for operation in self._side:
+                    operation.error = gone or WorkerGone("the worker was stopped")
+                    operation.done.set()
+                self._worker = None
+                self.in_flight = None
+                self._gauges()
+                self._outbox.close()
+        if gone is not None:
+            raise gone
+
+    async def _deliver(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        with trio.CancelScope(shield=True):
+            await self._outbox.run(task_status)
+
+    async def _serve(self, worker: Worker) -> None:
+        control = worker.link.control
+        latency = False
+        while True:
+            if not (self._lanes or self._queues or self._side):
+                self._gauges()
+                self._wake = trio.Event()
+                await self._wake.wait()
+            control.yield_requested = False
+            urgent = self._queues.urgent or any(lane.klass <= Class.COMPLETION for lane in self._lanes)
+            if latency != (urgent or trio.current_time() < self._latency_until):
+                latency = control.latency = not latency
+            self._settle()
+            self._preempt(worker)
+            await self._admit(worker)
+            await self._run_side(worker)
+            if self._lanes:
+                await self._outbox.room()
+                await self._tick(worker, latency)
+            else:
+                await trio.lowlevel.checkpoint()
+
+    def _settle(self) -> None:
+        """Stop the lanes whose caller is gone, whose time is up, or whose records could not be kept."""
+        batch = Batch()
+        now = trio.current_time()
+        for lane in self._lanes:
+            ticket = lane.ticket
+            if lane.finishing:
+                continue
+            if ticket.failure is not None:
+                lane.stop(Finish.ERROR, *ticket.failure)
+            elif ticket.cancelled:
+                batch.add(ticket, ticket.ending_record(Finish.CANCELLED, self._codec))
+                lane.stop(Finish.CANCELLED)
+            elif ticket.past_deadline(now):
+                batch.add(ticket, ticket.ending_record(Finish.LENGTH, self._codec))
+                lane.stop(Finish.LENGTH)
+                lane.expired = ticket.job.raw
+        self._outbox.commit(batch)
+
+    def _preempt(self, worker: Worker) -> None:
+        """Take a lane from the worst class when a job of class 0 or 1 finds none free."""
+        if not self.config.preemption or self._free_lanes(worker) > 0 or not self._queues.urgent:
+            return
+        held, caps = self._held(), self.config.class_lanes
+        waiting = next((klass for klass in Class if self._queues[klass]), None)
+        if waiting is None or not waiting.urgent or held[waiting] >= caps.get(waiting, worker.max_lanes + 1):
+            return
+        victims = [lane for lane in self._lanes if lane.klass > waiting and preemptible(lane)]
+        if victims:
+            lane = max(victims, key=lambda lane: (not lane.prefilling, lane.klass, lane.tag))
+            lane.stop(Finish.NONE)
+            lane.preempted = True
+            self.metrics.preemptions_total += 1
+
+    def _held(self) -> dict[Class, int]:
+        """Lanes per class; one that gives way no longer counts."""
+        held = dict.fromkeys(Class, 0)
+        for lane in self._lanes:
+            held[Class(lane.klass)] += not lane.preempted
+        return held
+
+    def _free_lanes(self, worker: Worker) -> int:
+        return worker.max_lanes - sum(1 for lane in self._lanes if not lane.preempted)
+
+    async def _admit(self, worker: Worker) -> None:
+        """Make lanes of queued jobs while one is free."""
+        if not self._queues or self.ticks < self._no_admission_before:
+            return
+        if not any(lane.new for lane in self._lanes):
+            worker.staged = 0
+        while self._free_lanes(worker) > 0 and worker.can_stage:
+            if any(lane.exclusive and not lane.preempted for lane in self._lanes):
+                return
+            ticket = self._queues.pop_next(
+                self.ticks, self.settings.starvation_ticks, self._held(), self.config.class_lanes
+            )
+            if ticket is None:
+                return
+            try:
+                lane = await worker.place(ticket, self._tags + 1, self.metrics)
+            except NotAdmitted as end:
+                self._refuse(ticket, end)
+            except BaseException:
+                self._queues.push_front(ticket)
+                raise
+            else:
+                self._tags += 1
+                self._lanes.append(lane)
+                self._by_tag[lane.tag] = lane
+
+    def _refuse(self, ticket: Ticket, end: NotAdmitted) -> None:
+        """End a ticket that did not become a lane; one that ran before leaves a record of its end."""
+        if end.code is None and (ticket.produced or end.finish == Finish.LENGTH):
+            batch = Batch()
+            batch.add(ticket, ticket.ending_record(end.finish, self._codec))
+            self._outbox.commit(batch)
+        self._outbox.end(ticket, ticket.ended(end.finish, end.code, end.reason, expired=end.expired))
+
+    async def _run_side(self, worker: Worker) -> None:
+        """Run the side operations without a class, and at most one with."""
+        for operation in [operation for operation in self._side if operation.klass is None]:
+            await self._run_operation(worker, operation)
+        if not self._side:
+            return
+        bound = self.settings.starvation_ticks
+        aged = [operation for operation in self._side if self.ticks - operation.tick >= bound]
+        chosen = aged[0] if aged else min(self._side, key=lambda operation: operation.klass or 0)
+        klass = chosen.klass or Class.INTERACTIVE
+        better = any(lane.klass < klass for lane in self._lanes) or any(self._queues[k] for k in Class if k < klass)
+        if aged or not better:
+            await self._run_operation(worker, chosen)
+
+    async def _run_operation(self, worker: Worker, operation: SideOperation[Any]) -> None:
+        self._side.remove(operation)
+        try:
+            operation.value = await operation.run(worker.link)
+        except trio.Cancelled:
+            operation.error = WorkerGone("the worker was stopped")
+            raise
+        except WorkerGone as gone:
+            operation.error = gone
+            raise
+        except Exception as error:
+            operation.error = error
+        finally:
+            operation.done.set()
+
+    # ---- one tick
+
+    async def _tick(self, worker: Worker, latency: bool) -> None:
+        self._drop_unwanted(worker)
+        if not self._lanes:
+            return
+        self.ticks += 1
+        now = Situation(
+            tick=self.ticks,
+            max_lanes=worker.max_lanes,
+            budget=self._budget,
+            adaptive=self.settings.prefill_budget == 0,
+            queued=len(self._queues),
+            urgent_queued=self._queues.urgent,
+            latency=latency,
+            only_retired=self._only_retired,
+            round_granular=worker.record.round_granular,
+            tick_yield=worker.record.tick_yield,
+        )
+        plan = plan_tick(self._lanes, self.rates, self.settings, now)
+        self._plan_seq += 1
+        wire = self._wire(worker, plan)
+        started = trio.current_time()
+        self.in_flight = TickInFlight(
+            started,
+            plan.target,
+            len(self._lanes),
+            plan.prefill_tokens,
+            len(plan.prefills),
+            len(plan.decodes),
+            len(wire.admits),
+            len(wire.retires),
+        )
+        self._gauges()
+        try:
+            events = await self._submit(worker, plan, wire)
+        except EngineRefused as refusal:
+            await self._fail_tick(worker, f"the engine refused the tick ({status_name(refusal.status)})")
+            return
+        except LinkFault as fault:
+            await self._fail_tick(worker, str(fault))
+            return
+        finally:
+            self.in_flight = None
+        if events is None:
+            return
+        self.last_tick_wall = trio.current_time() - started
+        try:
+            await self._after(worker, plan, events)
+        except RingError as error:
+            await self._fail_tick(worker, f"the tick's tokens could not be read: {error}")
+
+    def _drop_unwanted(self, worker: Worker) -> None:
+        """Forget new lanes whose caller went away while they were made."""
+        for lane in [lane for lane in self._lanes if lane.new and lane.ticket.cancelled]:
+            self._unmake(worker, lane)
+            self._refuse(lane.ticket, NotAdmitted(Finish.CANCELLED))
+
+    def _unmake(self, worker: Worker, lane: Lane) -> None:
+        """Take back a lane that the engine never saw."""
+        self._lanes.remove(lane)
+        del self._by_tag[lane.tag]
+        if lane.seed:
+            worker.link.seed_release(lane.seed)
+        if lane.grammar or lane.bias:
+            self._free_later(worker, lane)
+
+    def _free_later(self, worker: Worker, lane: Lane) -> None:
+        grammar, bias = lane.grammar, lane.bias
+        self._side.append(SideOperation(lambda _: worker.free(grammar, bias), None, self.ticks))
+
+    def _wire(self, worker: Worker, plan: Plan[Lane]) -> linkw.TickPlan:
+        streams = any(
+            not lane.finishing and (lane.ticket.job.want_provisional or lane.ticket.job.session in self._watchers)
+            for lane in self._lanes
+        )
+        return linkw.TickPlan(
+            self._plan_seq,
+            PlanFlag.PARTIAL_EMITS if streams else 0,
+            plan.budget,
+            worker.max_lanes,
+            [admit_of(lane) for lane in self._lanes if lane.new],
+            [],
+            [linkw.LanePrefill(lane.tag, offset, count) for lane, offset, count in plan.prefills],
+            [linkw.LaneDecode(lane.tag, grant, overshoot) for lane, grant, overshoot in plan.decodes],
+            [linkw.LaneRetire(lane.tag, True) for lane in plan.retires],
+        )
+
+    async def _submit(self, worker: Worker, plan: Plan[Lane], wire: linkw.TickPlan) -> linkw.TickEvents | None:
+        """Send a plan, with half of its admits again and again while they do not fit; none when nothing is left."""
+        while True:
+            try:
+                return await worker.link.tick(wire, self._on_emit)
+            except EngineRefused as refusal:
+                if refusal.status != Status.NeedsReplan or not wire.admits:
+                    raise
+            self._defer(worker, plan, wire)
+            if not self._lanes:
+                return None
+
+    def _defer(self, worker: Worker, plan: Plan[Lane], wire: linkw.TickPlan) -> None:
+        """Put the second half of a plan's admits back at the head of their queues."""
+        keep = len(wire.admits) // 2
+        alone = len(wire.admits) == len(self._lanes) == 1
+        out = [self._by_tag[admit.lane_tag] for admit in wire.admits[keep:]]
+        tags = {lane.tag for lane in out}
+        del wire.admits[keep:]
+        wire.prefills = [chunk for chunk in wire.prefills if chunk.lane_tag not in tags]
+        wire.decodes = [grant for grant in wire.decodes if grant.lane_tag not in tags]
+        plan.prefills = [chunk for chunk in plan.prefills if chunk[0].tag not in tags]
+        plan.decodes = [grant for grant in plan.decodes if grant[0].tag not in tags]
+        for lane in reversed(out):
+            self._unmake(worker, lane)
+            ticket = lane.ticket
+            if alone and not lane.seed:
+                reason = f"generation failed: the engine has no room for a prompt of {lane.prompt_len} tokens"
+                self._outbox.end(ticket, ticket.ended(Finish.ERROR, Failure.TOO_LARGE, reason))
+                continue
+            ticket.cold = ticket.cold or alone
+            ticket.requeued = True
+            self._queues.push_front(ticket)
+            self.metrics.admits_deferred_total += 1
+        if not alone:
+            self._no_admission_before = self.ticks + DEFERRED_TICKS
+
+    def _on_emit(self, tag: int, tokens: list[int]) -> None:
+        """Tokens of a lane while its tick runs."""
+        lane = self._by_tag.get(tag)
+        if lane is None or lane.finishing or not tokens:
+            return
+        ticket = lane.ticket
+        lane.streamed += tokens
+        if ticket.first_token_at is None:
+            ticket.first_token_at = trio.current_time()
+        sinks = self._watchers.get(ticket.job.session) if ticket.job.session is not None else None
+        if ticket.job.want_provisional or sinks:
+            pieces = ticket.stream_out(tokens)
+            for sink in sinks or ():
+                for channel, text in pieces:
+                    sink(channel, text)
+
+    async def _after(self, worker: Worker, plan: Plan[Lane], events: linkw.TickEvents) -> None:
+        """Move what a tick brought: admissions, prefill, tokens, faults, retires; then learn from it."""
+        now = trio.current_time()
+        worker.staged = 0
+        batch = Batch()
+        for result in events.admit_results:
+            lane = self._by_tag.get(result.lane_tag)
+            if lane is None:
+                continue
+            lane.new = False
+            if result.status == AdmitStatus.REJECTED:
+                self._reject(worker, lane, result.reject_code)
+        prefilled = self._count_prefill(plan, events)
+        for fault in events.faults:
+            if (lane := self._by_tag.get(fault.lane_tag)) is not None and not lane.finishing:
+                self._break(lane, fault, batch)
+        rounds, tokens = self._take_emits(worker, plan, events, batch, now)
+        self._outbox.commit(batch)
+        await self._retire(worker, plan)
+        age(self._lanes, plan)
+        prefill_s = self.rates.measure(prefilled, rounds, len(plan.decodes), events.timings)
+        if self.settings.prefill_budget == 0 and prefilled:
+            decoding = len(plan.decodes)
+            prefilling = len(plan.prefills) + len(self._queues)
+            self._budget = adapt_budget(self._budget, self.settings.tick_target, prefilling, decoding, prefill_s)
+        self._only_retired = bool(plan.retires) and not plan.prefills and not plan.decodes
+        self._count(plan, events, prefilled, tokens)
+
+    def _reject(self, worker: Worker, lane: Lane, code: int) -> None:
+        """End a request whose admission the engine refused."""
+        code = code - (1 << 32) if code >= 1 << 31 else code
+        reason = f"generation failed: the engine refused to admit this request ({status_name(code)})"
+        self._unmake(worker, lane)
+        self._outbox.end(lane.ticket, lane.ticket.ended(Finish.ERROR, Failure.ADMIT_REFUSED, reason))
+
+    def _count_prefill(self, plan: Plan[Lane], events: linkw.TickEvents) -> int:
+        """Move lanes on by what was prefilled; what was shed is planned again."""
+        shed: dict[int, int] = {}
+        for entry in events.shed.entries:
+            if entry.kind == SHED_PREFILL:
+                shed[entry.lane_tag] = shed.get(entry.lane_tag, 0) + entry.tokens
+        total = 0
+        for lane, _, count in plan.prefills:
+            done = max(count - shed.get(lane.tag, 0), 0)
+            lane.prefilled += done
+            total += done
+        return total
+
+    def _break(self, lane: Lane, fault: linkw.LaneFault, batch: Batch) -> None:
+        """A lane faulted: what it has shown is kept, and its caller is told."""
+        ticket = lane.ticket
+        ticket.produced += lane.streamed
+        batch.add(ticket, [*ticket.records(lane.streamed, Finish.NONE, False, self._codec)])
+        batch.add(ticket, ticket.ending_record(Finish.ERROR, self._codec))
+        lane.streamed = []
+        reason = f"generation failed: the lane faulted (code {fault.code}, detail {fault.detail})"
+        lane.stop(Finish.ERROR, Failure.FAULT, reason)
+        lane.fault = fault.code
+
+    def _take_emits(
+        self, worker: Worker, plan: Plan[Lane], events: linkw.TickEvents, batch: Batch, now: float
+    ) -> tuple[int, int]:
+        """Commit the tick's tokens; decode rounds that ran, and tokens made."""
+        codec, metrics = self._codec, self.metrics
+        grants = {lane.tag: grant for lane, grant, _ in plan.decodes}
+        ended_prefill = {lane.tag for lane, _, _ in plan.prefills if not worker.record.round_granular}
+        logprobs = logprobs_by_lane(events.logprobs) if events.logprobs else {}
+        rounds = made = 0
+        for emit in events.emits:
+            lane = self._by_tag.get(emit.lane_tag)
+            if lane is None or lane.finishing:
+                continue
+            count, finish, ticket = emit.n_tokens, emit.finish, lane.ticket
+            metrics.spec_proposed_total += emit.spec.proposed
+            metrics.spec_accepted_total += emit.spec.accepted
+            if count == 0 and finish == Finish.NONE:
+                lane.replay = max(lane.replay - grants.get(lane.tag, 0), 0)
+                continue
+            tokens = worker.link.read_tokens(emit.token_ref) if count else []
+            rounds = max(rounds, count - emit.spec.accepted - (lane.tag in ended_prefill))
+            made += count
+            lane.replay = 0
+            lane.left -= count
+            ticket.produced += tokens
+            lane.streamed = []
+            if finish == Finish.NONE:
+                if codec.terminators and not ticket.job.ignore_eos and not codec.terminators.isdisjoint(tokens):
+                    finish = Finish.EOS
+                elif lane.left <= 0 < ticket.left:
+                    finish = Finish.LENGTH
+            last = finish != Finish.NONE or lane.left <= 0
+            asked = logprobs.get(lane.tag)
+            batch.add(
+                ticket,
+                ticket.records(tokens, finish, last, codec),
+                asked.read(tokens) if asked is not None else None,
+            )
+            if last:
+                lane.stop(finish)
+            if tokens:
+                self._time(ticket, count, len(plan.decodes), now)
+        return rounds, made
+
+    def _time(self, ticket: Ticket, count: int, lanes: int, now: float) -> None:
+        if ticket.ttft is None:
+            first = ticket.first_token_at
+            if first is None:
+                first = now - (self.rates.round_seconds(lanes) or 0.0) * (count - 1)
+            ticket.ttft = max(first - ticket.admitted_at, 0.0)
+            ticket.first_tick_end, ticket.first_tick_tokens = now, count
+            self.metrics.ttft_seconds.observe(ticket.ttft)
+        ticket.last_tick_end = now
+
+    async def _retire(self, worker: Worker, plan: Plan[Lane]) -> None:
+        """Let the lanes go that this tick retired, and tell their callers."""
+        for lane in plan.retires:
+            self._lanes.remove(lane)
+            del self._by_tag[lane.tag]
+            self._end(lane)
+            self._no_admission_before = 0
+        for lane in plan.retires:
+            if lane.grammar or lane.bias:
+                await worker.free(lane.grammar, lane.bias)
+
+    def _end(self, lane: Lane) -> None:
+        """A finishing lane is gone: its caller gets the end, or its place in the queue back."""
+        ticket = lane.ticket
+        if lane.preempted and ticket.failure is None:
+            if ticket.cancelled:
+                self._refuse(ticket, NotAdmitted(Finish.CANCELLED))
+            else:
+                ticket.requeued = True
+                self._queues.push_front(ticket)
+            return
+        self._outbox.end(
+            ticket, ticket.ended(lane.finish, lane.code, lane.reason, expired=lane.expired, fault=lane.fault)
+        )
+
+    def _count(self, plan: Plan[Lane], events: linkw.TickEvents, prefilled: int, tokens: int) -> None:
+        metrics = self.metrics
+        metrics.ticks_total += 1
+        metrics.prefill_tokens_total += prefilled
+        metrics.decode_tokens_total += tokens
+        metrics.starvation_grants_total += plan.starving_grants
+        metrics.pool_blocks_used = events.mem.pool_blocks_used
+        metrics.pool_blocks_total = events.mem.pool_blocks_total
+        metrics.prefill_budget_tokens = self._budget
+        if plan.rounds:
+            metrics.decode_grant_tokens = plan.rounds
+        self._gauges()
+
+    def _gauges(self) -> None:
+        self.metrics.lanes_active = len(self._lanes)
+        self.metrics.queue_depth = self._queues.depths()
+
+    # ---- failures and cancels
+
+    async def _fail_tick(self, worker: Worker, reason: str) -> None:
+        """A tick was refused or failed: its lanes end, and are retired in a plan of their own."""
+        retires = [linkw.LaneRetire(lane.tag, True) for lane in self._lanes if not lane.new]
+        for lane in [lane for lane in self._lanes if lane.new and lane.seed]:
+            worker.link.seed_release(lane.seed)
+        held = [lane for lane in self._lanes if lane.grammar or lane.bias]
+        self._fail_lanes(Failure.TICK_FAILED, f"generation failed: {reason}")
+        log.warning("%s: %s", self.name or "scheduler", reason)
+        if retires:
+            self._plan_seq += 1
+            self.ticks += 1
+            plan = linkw.TickPlan(self._plan_seq, 0, self._budget, worker.max_lanes, retires=retires)
+            try:
+                await worker.link.tick(plan, self._on_emit)
+            except (EngineRefused, LinkFault) as error:
+                log.warning("%s: the lanes of a failed tick could not be retired: %s", self.name or "scheduler", error)
+        for lane in held:
+            await worker.free(lane.grammar, lane.bias)
+
+    def _fail_lanes(self, code: str, reason: str) -> None:
+        """End every lane with an error; a finishing one ends as it was. What a tick has shown is kept in the log."""
+        lanes, self._lanes = self._lanes, []
+        self._by_tag.clear()
+        batch = Batch()
+        for lane in lanes:
+            if lane.finishing:
+                continue
+            ticket = lane.ticket
+            if lane.streamed:
+                ticket.produced += lane.streamed
+                batch.add(ticket, ticket.records(lane.streamed, Finish.ERROR, True, self._codec))
+            lane.stop(Finish.ERROR, code, reason)
+        self._outbox.commit(batch)
+        for lane in lanes:
+            self._end(lane)
+
+    def _cancel(self, generation: Generation) -> None:
+        ticket = self._tickets.get(generation)
+        if ticket is None or ticket.cancelled:
+            return
+        ticket.cancelled = True
+        if self._queues.remove(ticket):
+            self._refuse(ticket, NotAdmitted(Finish.CANCELLED))
+            self.metrics.queue_depth = self._queues.depths()
+        else:
+            self._raise_yield()
+            self._wake.set()
+
+    def _raise_yield(self) -> None:
+        if self._worker is not None and self._lanes:
+            self._worker.link.control.yield_requested = True
+
+    def _forget(self, ticket: Ticket) -> None:
+        """A ticket's end is about to be told: its session is free."""
+        self._tickets.pop(ticket.generation, None)
+        session = ticket.job.session
+        if session is not None and self._busy.get(session) is ticket:
+            del self._busy[session]
+        if not self._tickets:
+            self._idle.set()

@@ -1,0 +1,254 @@
+"""Doubles of the scheduler's neighbours: a link that drives a MockEngine in process, a store and a codec."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import trio
+
+from superfluid.engines.engine import EngineError
+from superfluid.engines.mock.config import RINGS, Knobs, MockConfig
+from superfluid.engines.mock.engine import MockEngine
+from superfluid.link import linkw
+from superfluid.link.codes import Status
+from superfluid.link.events import Body, Event, Generated
+from superfluid.scheduler.generation import Job
+from superfluid.scheduler.link import EngineRefused, OnEmit, WorkerGone
+from superfluid.shm.control import Control
+from superfluid.shm.ring import Ring
+
+
+class MockLink:
+    """A worker in process: real rings and control words, and a MockEngine that runs each plan at once.
+
+    Emits are handed on after the engine ran, a round at a time with a checkpoint between. `tick_s` is how long a
+    tick takes on the trio clock. `plans` are the accepted plans; `refuse_plan` answers a plan with a status code.
+    `die_at` kills the worker in that plan, after `emits_before_death` rounds were handed on.
+    """
+
+    def __init__(self, config: MockConfig | None = None, knobs: Knobs | None = None) -> None:
+        self.engine = MockEngine(config or MockConfig(), knobs or Knobs())
+        self.knobs = self.engine.knobs
+        self.record: dict[str, Any] = json.loads(self.engine.config.record)
+        self.control = Control.create()
+        self.rings = {spec.ring_id: Ring.create(spec) for spec in RINGS}
+        for ring in self.rings.values():
+            self.engine.attach_ring(ring)
+        self.engine.attach_control(self.control)
+        self.hello = linkw.HelloAckW(
+            linkw.VERSION, bytes(32), self.engine.config.record, self.engine.state_spaces(), [], linkw.LinkWLimits()
+        )
+        self.plans: list[linkw.TickPlan] = []
+        self.events: list[linkw.TickEvents] = []
+        self.requests: list[object] = []
+        self.tick_s = 0.0
+        self.refuse_plan: Callable[[linkw.TickPlan], int] = lambda plan: Status.Ok
+        self.on_plan: Callable[[linkw.TickPlan], None] = lambda plan: None
+        self.die_at: int | None = None
+        self.emits_before_death = 0
+        self.max_window = 4096
+        self.dead: str | None = None
+
+    @property
+    def window(self) -> int:
+        return min(self.rings[linkw.RING_IN].room // 4, self.max_window)
+
+    @property
+    def out_slots(self) -> int:
+        return self.rings[linkw.RING_OUT].spec.slots
+
+    @property
+    def in_slots(self) -> int:
+        return self.rings[linkw.RING_IN].spec.slots
+
+    def stage_prompt(self, tokens: Sequence[int]) -> linkw.TokenRef:
+        return self.rings[linkw.RING_IN].push_tokens(list(tokens))
+
+    def read_tokens(self, ref: linkw.TokenRef) -> list[int]:
+        tokens: list[int] = self.rings[linkw.RING_OUT].read_tokens(ref).tolist()
+        return tokens
+
+    async def tick(self, plan: linkw.TickPlan, on_emit: OnEmit) -> linkw.TickEvents:
+        await self._alive()
+        if (status := self.refuse_plan(plan)) != Status.Ok:
+            raise EngineRefused(status)
+        rounds: list[list[tuple[int, list[int]]]] = []
+        self.on_plan(plan)
+        events = self._ask(lambda: self.engine.tick(plan, rounds.append))
+        self.plans.append(plan)
+        self.events.append(events)
+        if self.tick_s:
+            await trio.sleep(self.tick_s)
+        dying = self.die_at is not None and plan.plan_seq >= self.die_at
+        for emits in rounds[: self.emits_before_death] if dying else rounds:
+            for tag, tokens in emits:
+                on_emit(tag, tokens)
+            await trio.lowlevel.checkpoint()
+        if dying:
+            self.dead = "killed by signal 9"
+        await self._alive()
+        return events
+
+    async def match(self, span: linkw.TokenRef, space_id: int = linkw.ALL_SPACES) -> linkw.MatchRes:
+        await self._alive()
+        tokens = self.rings[linkw.RING_IN].read_tokens(span)
+        return linkw.MatchRes(self._ask(lambda: self.engine.space_match(space_id, tokens)))
+
+    async def seed_acquire(self, span: linkw.TokenRef, prefix_len: int, determinism: int = 0) -> linkw.SeedGranted:
+        await self._alive()
+        tokens = self.rings[linkw.RING_IN].read_tokens(span)
+        handle = self._ask(lambda: self.engine.seed_acquire(tokens, prefix_len, determinism))
+        return linkw.SeedGranted(handle, ttl_ticks=self.engine.seed_lease_ticks())
+
+    def seed_release(self, handle: int) -> None:
+        self.requests.append(linkw.SeedRelease(handle))
+        self._ask(lambda: self.engine.seed_release(handle))
+
+    async def sync(self, request: linkw.StateSyncReq) -> linkw.StateSyncOk:
+        await self._alive()
+        self.requests.append(request)
+        engine = self.engine
+        match request:
+            case linkw.CreateGrammarReq(json_schema):
+                return linkw.CreateGrammarOk(self._ask(lambda: engine.grammar_create(json_schema)))
+            case linkw.FreeGrammarReq(grammar):
+                self._ask(lambda: engine.grammar_free(grammar))
+                return linkw.FreeGrammarOk()
+            case linkw.CreateLogitBiasReq(tokens, values):
+                return linkw.CreateLogitBiasOk(self._ask(lambda: engine.logit_bias_create(tokens, values)))
+            case linkw.FreeLogitBiasReq(bias):
+                self._ask(lambda: engine.logit_bias_free(bias))
+                return linkw.FreeLogitBiasOk()
+            case linkw.LaneSequenceReq(tag):
+                sequence = engine.lane_sequence(tag)
+                if sequence is None:
+                    raise EngineRefused(Status.UnknownHandle)
+                return linkw.LaneSequenceOk(sequence)
+            case linkw.ForkReq(parent, flags):
+                return linkw.ForkOk(self._ask(lambda: engine.seq_fork(parent, flags)))
+            case linkw.PublishSequenceReq(sequence, span):
+                ids = self.rings[linkw.RING_IN].read_tokens(span)
+                self._ask(lambda: engine.publish_sequence(sequence, ids))
+                return linkw.PublishSequenceOk()
+            case linkw.EmbedReq(tokens):
+                raise EngineRefused(Status.Unsupported)
+        raise NotImplementedError(type(request).__name__)
+
+    async def _alive(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self.dead is not None:
+            raise WorkerGone(self.dead)
+
+    def _ask(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except EngineError as error:
+            raise EngineRefused(error.status) from error
+
+
+class MemoryStore:
+    """A log in memory. `sync_s` is how long a sync takes; `fail_after` commits, the log cannot be written."""
+
+    def __init__(self) -> None:
+        self.events: dict[int, list[Event]] = {}
+        self.commits = 0
+        self.sync_s = 0.0
+        self.fail_after: int | None = None
+
+    def stage(self, batch: list[tuple[int, Body]]) -> "MemoryCommit":
+        self.commits += 1
+        if self.fail_after is not None and self.commits > self.fail_after:
+            return MemoryCommit(self, [], OSError(28, "No space left on device"))
+        made: list[tuple[int, Event]] = []
+        for session, body in batch:
+            log = self.events.setdefault(session, [])
+            event = Event(len(log), 1, 0, body)
+            log.append(event)
+            made.append((session, event))
+        return MemoryCommit(self, [event for _, event in made], None)
+
+    def tokens(self, session: int) -> list[int]:
+        """Every generated token of a session, in order."""
+        return [t for e in self.events.get(session, []) if isinstance(e.body, Generated) for t in e.body.span]
+
+    def text(self, session: int) -> str:
+        return "".join(e.body.text for e in self.events.get(session, []) if isinstance(e.body, Generated))
+
+    def finishes(self, session: int) -> list[int]:
+        return [e.body.finish for e in self.events.get(session, []) if isinstance(e.body, Generated)]
+
+
+@attrs.define
+class MemoryCommit:
+    store: MemoryStore
+    events: list[Event]
+    error: Exception | None
+
+    async def wait(self) -> list[Event]:
+        await trio.sleep(self.store.sync_s) if self.store.sync_s else await trio.lowlevel.checkpoint()
+        if self.error is not None:
+            raise self.error
+        return self.events
+
+
+@attrs.define
+class WordRun:
+    span: list[int]
+    text: str
+    channel: int
+    closes: bool
+
+
+class WordRouter:
+    """Tokens as words of their number; `CALL`..`CALL + 1` enclose a tool call whose text is its tokens' words."""
+
+    CALL = 31_000
+
+    def __init__(self) -> None:
+        self.channel = 0
+        self.pending = ""
+
+    def provisional(self, tokens: list[int]) -> list[tuple[int, str]]:
+        return [(0, "".join(f"{token} " for token in tokens))] if tokens else []
+
+    def commit(self, tokens: list[int], last: bool) -> list[WordRun]:
+        runs: list[WordRun] = []
+        for token in tokens:
+            if token == self.CALL or not runs or runs[-1].closes:
+                self.channel = 2 if token == self.CALL else self.channel
+                runs.append(WordRun([], "", self.channel, False))
+            run = runs[-1]
+            run.span.append(token)
+            if token == self.CALL + 1:
+                run.closes = True
+                self.channel = 0
+            elif token != self.CALL:
+                run.text += f"{token} "
+        return runs
+
+    def flush(self) -> str:
+        pending, self.pending = self.pending, ""
+        return pending
+
+
+@attrs.define
+class WordCall:
+    name: str
+    arguments_json: str
+
+
+class WordCodec:
+    """Reads a call as `<name> <argument>...`; a call without arguments does not parse."""
+
+    def __init__(self, terminators: Sequence[int] = ()) -> None:
+        self.terminators = frozenset(terminators)
+
+    def read_call(self, raw: str, tools: Sequence[dict[str, Any]]) -> list[WordCall] | None:
+        name, *arguments = raw.split()
+        return [WordCall(name, json.dumps(arguments))] if arguments else None
+
+
+def job(session: int | None, length: int = 8, max_tokens: int = 4, start: int = 0, **more: Any) -> Job:
+    """A job whose prompt is `length` consecutive numbers from `start`."""
+    return Job(session, list(range(start, start + length)), max_tokens, WordRouter(), **more)
