@@ -1,0 +1,230 @@
+"""The codec of one model: everything between text and token ids that depends on its vocabulary and template."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from superfluid.codec.channels import Router, Splitter
+from superfluid.codec.conversation import Json, Turn, normalized_tools, turns_of
+from superfluid.codec.dialects.chatml import ChatMl
+from superfluid.codec.dialects.dialect import Dialect, DialectRefused, History, Raw
+from superfluid.codec.dialects.template import TemplateDialect
+from superfluid.codec.framing import Encoder
+from superfluid.codec.template import ChatTemplate, TemplateFailed
+from superfluid.codec.tokenizer import Tokenizer
+from superfluid.link import digests, events
+
+DIALECTS = ("auto", "chatml", "atem", "raw", "template")
+
+
+class UnknownDialect(ValueError):
+    """`--dialect` names none (exit 2)."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"unknown dialect {name!r} (chatml|atem|raw|template|auto)")
+
+
+class ConstraintUnsatisfiable(Exception):
+    """A request's template arguments or constraints cannot be met (400)."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(f"constraint unsatisfiable: {words}")
+
+
+@attrs.frozen
+class Rendered:
+    """An HTTP conversation as the records to commit, in order; the generation prompt is last."""
+
+    bodies: list[events.Body]
+
+    @property
+    def tokens(self) -> list[int]:
+        """The whole prompt."""
+        return [token for body in self.bodies for token in getattr(body, "span", ())]
+
+    @property
+    def opener(self) -> list[int]:
+        """The generation prompt's tokens: what decides the channel that the lane starts in."""
+        last = self.bodies[-1]
+        return last.span if isinstance(last, events.GenerationPrompt) else []
+
+
+class Codec:
+    """One model's codec. Immutable once open: any thread may use it, several at once."""
+
+    def __init__(self, encoder: Encoder, dialect: Dialect, template: ChatTemplate | None, notice: str | None) -> None:
+        self.encoder = encoder
+        self.tokenizer: Tokenizer = encoder.tokenizer
+        self.dialect = dialect
+        self.template = template
+        self.notice = notice  # a line for the operator: which dialect serves the model, and at what cost
+        self.dialect_name = dialect.name
+        self.can_chat = dialect.can_chat
+        self.append_stable = dialect.append_stable
+        self.terminators = dialect.terminators
+        self.supports_thinking = dialect.thinking_switch
+        self.codec_id = _codec_id(dialect, template)
+        self._fingerprint: int | None = None
+
+    @classmethod
+    def open(cls, tokenizer: Tokenizer, dialect: str = "auto") -> "Codec":
+        """The codec of a model by its tokenizer and template.
+
+        Raises UnknownDialect for a value that is none, DialectRefused (`--dialect <d> refused: <why>`) for one that
+        this model cannot serve.
+        """
+        if dialect not in DIALECTS:
+            raise UnknownDialect(dialect)
+        template, why = _usable_template(tokenizer)
+        encoder = Encoder(tokenizer, template.sources if template else "")
+        if dialect == "auto":
+            try:
+                return cls(encoder, ChatMl(encoder, template), template, None)
+            except DialectRefused:
+                pass
+            if template is not None:
+                made = TemplateDialect(encoder, template)
+                return cls(encoder, made, template, made.notice)
+            return cls(encoder, Raw(encoder), None, f"no chat dialect ({why}): completions only")
+        try:
+            if dialect == "chatml":
+                return cls(encoder, ChatMl(encoder, template), template, None)
+            if dialect == "template":
+                if template is None:
+                    raise DialectRefused(why)
+                return cls(encoder, TemplateDialect(encoder, template), template, None)
+            if dialect == "atem":
+                raise DialectRefused("the atem dialect is not built yet")
+        except DialectRefused as refusal:
+            raise DialectRefused(f"--dialect {dialect} refused: {refusal}") from None
+        return cls(encoder, Raw(encoder), None, None)
+
+    # -- sessions, message by message
+
+    def prologue(self, role: int | None = None) -> list[int]:
+        """What a session without tokens begins with before a turn of `role`; a system turn has nothing before it."""
+        return [] if role == events.Role.SYSTEM else self.dialect.prologue()
+
+    def separator(self) -> list[int]:
+        """What stands between a finished turn and the next."""
+        return self.dialect.separator()
+
+    def message_span(
+        self,
+        role: int,
+        text: str,
+        history: Sequence[events.Body] | None = None,
+        tools: Sequence[Json] | None = None,
+    ) -> list[int]:
+        """A turn's own tokens (no prologue, no separator). `history` is the session's bodies from event 0.
+
+        Raises NoChatDialect, ConversationRefused.
+        """
+        return self.dialect.message_span(role, text, History(history or (), tools))
+
+    def system_span(self, text: str | None, tools: Iterable[Json] = ()) -> list[int]:
+        """The system turn of AppendSystem; `tools` as parsed JSON."""
+        return self.dialect.system_span(text, normalized_tools(tools))
+
+    def tool_result_span(self, content: str, name: str = "", history: Sequence[events.Body] | None = None) -> list[int]:
+        """A tool result's own tokens; `name` is the tool's."""
+        return self.dialect.tool_result_span(content, name, History(history or ()))
+
+    def opener(self, after_finished: bool, thinking: bool | None = None) -> list[int]:
+        """The assistant-turn opener; after a finished turn its separator leads."""
+        return self.dialect.opener(after_finished, thinking)
+
+    # -- HTTP
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Json]],
+        tools: Iterable[Json] | None = None,
+        kwargs: Mapping[str, Json] | None = None,
+    ) -> Rendered:
+        """A conversation of OpenAI message objects. `kwargs` are chat_template_kwargs with the request's
+        enable_thinking and reasoning_effort under them.
+
+        Raises InvalidMessage, NoChatDialect, ConstraintUnsatisfiable (the template refuses a kwarg) and
+        ConversationRefused, each a 400.
+        """
+        turns: list[Turn] = turns_of(messages)
+        kwargs = dict(kwargs or {})
+        self._check_kwargs(kwargs)
+        return Rendered(self.dialect.render(turns, normalized_tools(tools), kwargs))
+
+    def _check_kwargs(self, kwargs: Mapping[str, Json]) -> None:
+        """Try the arguments on a conversation that the template takes without them."""
+        if not kwargs or self.template is None:
+            return
+        probe = [{"role": "system", "content": ""}, {"role": "user", "content": "x"}]
+        try:
+            self.template.render(probe)
+        except TemplateFailed:
+            return
+        try:
+            self.template.render(probe, kwargs=kwargs)
+        except TemplateFailed as error:
+            raise ConstraintUnsatisfiable(str(error)) from error
+
+    # -- lanes
+
+    def router(self, start_channel: int = 0, open_tokens: Sequence[int] = (), *, ignore_eos: bool = False) -> Router:
+        """A lane's router. It starts where `open_tokens` (the open turn: its opener and what was generated since)
+        leave off, else in `start_channel`. `ignore_eos` lets the turn go on past a terminator."""
+
+        def make() -> Splitter:
+            splitter = self.dialect.splitter(terminate=not ignore_eos)
+            if open_tokens:
+                splitter.feed(open_tokens)
+                splitter.flush()
+            if start_channel:
+                splitter.open_channel(start_channel)
+            return splitter
+
+        return Router(make)
+
+    def start_channel(self, open_tokens: Sequence[int]) -> int:
+        """The channel that an open turn's tokens leave open."""
+        splitter = self.dialect.splitter(terminate=False)
+        splitter.feed(open_tokens)
+        return splitter.channel
+
+    # -- identity
+
+    def fingerprint(self) -> int:
+        """The behaviour fingerprint, without speculation."""
+        if self._fingerprint is None:
+            table = self.encoder.table
+            vocabulary = digests.tokenizer_hash(table.of(i) for i in range(self.tokenizer.vocab_size))
+            markers = digests.marker_digest(self.dialect.markers())
+            self._fingerprint = digests.behaviour_fingerprint(self.codec_id, vocabulary, markers)
+        return self._fingerprint
+
+
+def _usable_template(tokenizer: Tokenizer) -> tuple[ChatTemplate | None, str]:
+    """The model's template when it compiles and renders a user's turn, else why not."""
+    source = tokenizer.template()
+    if source is None or not source.strip():
+        return None, "the model has no chat template"
+    texts = dict(tokenizer.special_tokens())
+    bos = texts.get(tokenizer.bos, "") if tokenizer.bos is not None else ""
+    try:
+        template = ChatTemplate(source, tokenizer.template("tool_use"), bos=bos, eos=texts.get(tokenizer.eos, ""))
+        rendered = template.render([{"role": "user", "content": "probe"}], generation=True)
+    except TemplateFailed as error:
+        return None, f"the model's chat template does not serve a user's turn: {error}"
+    return (template, "") if rendered.strip() else (None, "the model's chat template renders nothing")
+
+
+def _codec_id(dialect: Dialect, template: ChatTemplate | None) -> str:
+    if dialect.name in ("raw", "atem"):
+        return dialect.name
+    if template is None:
+        return dialect.codec_id
+    digest: Any = digests.fnv1a(template.source.encode())
+    if template.tool_use_source:
+        digest = digests.fnv1a(template.tool_use_source.encode(), digest)
+    mark = "/tmpl:" if dialect.name == "chatml" else "/"
+    return f"{dialect.codec_id}{mark}{digest:016x}"

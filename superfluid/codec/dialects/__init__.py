@@ -1,0 +1,1 @@
+"""How a model's conversations become tokens: one module per dialect."""

@@ -1,0 +1,116 @@
+"""What the codec asks of a dialect."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from superfluid.codec.channels import Pair, PairSplitter, Splitter
+from superfluid.codec.conversation import Json, Turn
+from superfluid.codec.framing import Encoder
+from superfluid.link import events
+
+SYSTEM, USER, ASSISTANT, TOOL = (int(role) for role in events.Role)
+ROLE_NAMES = ("system", "user", "assistant", "tool")
+ROLE_NUMBERS = {name: number for number, name in enumerate(ROLE_NAMES)}
+
+
+class DialectRefused(Exception):
+    """The model cannot serve this dialect; the text says why."""
+
+
+class NoChatDialect(Exception):
+    """The codec renders no conversations: completions only."""
+
+    def __init__(self) -> None:
+        super().__init__("protocol: codec has no chat dialect")
+
+
+class ConversationRefused(Exception):
+    """The model's template refuses a conversation (400)."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(f"the model's chat template refused this conversation: {words}")
+        self.words = words
+
+
+@attrs.frozen
+class History:
+    """A session's events so far, in order from event 0, for dialects whose spans depend on them."""
+
+    bodies: Sequence[events.Body] = ()
+    tools: Sequence[Json] | None = None
+
+
+class Dialect(ABC):
+    """Renders conversations message by message (sessions) and whole (HTTP). Immutable once made."""
+
+    name: str
+    codec_id: str
+    can_chat: bool = True
+    append_stable: bool = True
+    thinking_switch: bool = False
+    pairs: tuple[Pair, ...] = ()
+    marker_pairs: tuple[tuple[int, int, int], ...] | None = None  # for the marker digest, when not those of `pairs`
+    terminators: frozenset[int] = frozenset()
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+
+    def splitter(self, *, terminate: bool = True) -> Splitter:
+        """A fresh splitter of one lane."""
+        return PairSplitter(self.encoder.table, self.pairs, self.terminators if terminate else ())
+
+    def markers(self) -> list[tuple[int, int, int]]:
+        """(open, close, channel) in the order of the marker digest."""
+        return [(p.open, p.close, p.channel) for p in self.pairs]
+
+    @abstractmethod
+    def prologue(self) -> list[int]:
+        """What a session begins with when its first turn is not a system one."""
+
+    @abstractmethod
+    def separator(self) -> list[int]:
+        """What stands between a finished turn and the next one."""
+
+    @abstractmethod
+    def message_span(self, role: int, text: str, history: History) -> list[int]: ...
+    @abstractmethod
+    def system_span(self, text: str | None, tools: Sequence[Json]) -> list[int]: ...
+    @abstractmethod
+    def tool_result_span(self, content: str, name: str, history: History) -> list[int]: ...
+    @abstractmethod
+    def opener(self, after_finished: bool, thinking: bool | None) -> list[int]: ...
+    @abstractmethod
+    def render(self, turns: Sequence[Turn], tools: Sequence[Json], kwargs: Mapping[str, Json]) -> list[events.Body]:
+        """What an HTTP request commits, in order; the generation prompt is last. Raises ConversationRefused."""
+
+
+class Raw(Dialect):
+    """No chat format: completions only."""
+
+    name = "raw"
+    codec_id = "raw"
+    can_chat = False
+
+    def prologue(self) -> list[int]:
+        return []
+
+    def separator(self) -> list[int]:
+        return []
+
+    def message_span(self, role: int, text: str, history: History) -> list[int]:
+        raise NoChatDialect
+
+    def system_span(self, text: str | None, tools: Sequence[Json]) -> list[int]:
+        raise NoChatDialect
+
+    def tool_result_span(self, content: str, name: str, history: History) -> list[int]:
+        return self.encoder.tokenizer.encode(content)
+
+    def opener(self, after_finished: bool, thinking: bool | None) -> list[int]:
+        return []
+
+    def render(self, turns: Sequence[Turn], tools: Sequence[Json], kwargs: Mapping[str, Any]) -> list[events.Body]:
+        raise NoChatDialect

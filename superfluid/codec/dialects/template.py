@@ -1,0 +1,287 @@
+"""A model's own chat template: whole renders over HTTP, and message by message where it is append-stable."""
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from superfluid.codec.blocks import UnknownBlockKind, block_text
+from superfluid.codec.channels import REASONING, TEXT, TOOL_CALL, Pair
+from superfluid.codec.conversation import Call, Json, Turn
+from superfluid.codec.dialects.dialect import ROLE_NAMES, ConversationRefused, Dialect, History
+from superfluid.codec.framing import Encoder, Piece, joined
+from superfluid.codec.protect import Conversation, StandIns, render_protected
+from superfluid.codec.template import ChatTemplate, TemplateFailed
+from superfluid.codec.tokenizer import is_prefix
+from superfluid.link import events
+
+PROBE = (
+    Turn("system", "You are a helpful assistant."),
+    Turn("user", "First question about geography."),
+    Turn("assistant", "A helpful answer."),
+    Turn("user", "A follow-up question."),
+)
+
+
+class TemplateDialect(Dialect):
+    """Serves whatever the template frames; what depends on its habits is learned by probes at the load."""
+
+    name = "template"
+    codec_id = "template"
+
+    def __init__(self, encoder: Encoder, template: ChatTemplate) -> None:
+        super().__init__(encoder)
+        self.template = template
+        self.pairs, terminators = wired_pairs(encoder, template)
+        self.terminators = frozenset(terminators)
+        self.append_stable = self._is_append_stable()
+        self._openers = {thinking: self._learn_opener(thinking) for thinking in (None, True, False)}
+        self._separator = self._learn_separator()
+        self.notice = "the model's chat template serves it" + (
+            ""
+            if self.append_stable
+            else "; it renders earlier turns anew as a conversation grows, so cached prefixes are not guaranteed and "
+            "a session's turns continue from the last stable point"
+        )
+
+    # -- learning
+
+    def _is_append_stable(self) -> bool:
+        before: list[int] = []
+        for n in range(1, len(PROBE) + 1):
+            try:
+                ids = self._encode_whole(Conversation(PROBE[:n]))
+            except TemplateFailed:
+                return False
+            if not is_prefix(before, ids):
+                return False
+            before = ids
+        return True
+
+    def _learn_opener(self, thinking: bool | None) -> list[int]:
+        kwargs = {} if thinking is None else {"enable_thinking": thinking}
+        conversation = Conversation([Turn("user", "probe")], kwargs=kwargs)
+        try:
+            _, opener = self._prompt(conversation)
+        except TemplateFailed:
+            return []
+        return opener
+
+    def _learn_separator(self) -> list[int]:
+        """What the template writes behind the token that ends an assistant's turn."""
+        word = StandIns(self.encoder, [self.template.sources]).word
+        conversation = Conversation([Turn("user", "x"), Turn("assistant", word)])
+        try:
+            _, found, tail = conversation.render(self.template).partition(word)
+        except TemplateFailed:
+            return []
+        ids = self.encoder.encode_framing(tail) if found else []
+        ends = self.encoder.tokenizer.stop_ids | self.terminators
+        at = next((i for i, token in enumerate(ids) if token in ends), None)
+        return ids[at + 1 :] if at is not None else []
+
+    # -- whole renders
+
+    def _encode_whole(self, conversation: Conversation) -> list[int]:
+        return self.encoder.encode(render_protected(self.template, self.encoder, conversation))
+
+    def _prompt(self, conversation: Conversation) -> tuple[list[int], list[int]]:
+        """(the conversation's tokens, the generation prompt's): a token suffix where it can be, else split by bytes."""
+        prompted = render_protected(self.template, self.encoder, attrs.evolve(conversation, generation=True))
+        text = joined(prompted)
+        plain = conversation.render(self.template)
+        ids = self.encoder.encode(prompted)
+        if not text.startswith(plain):
+            return ids, []
+        cut = self._suffix_length(prompted, len(plain))
+        if cut is None:
+            cut = len(ids) - self._first_past(ids, text, len(plain.encode()))
+        return ids[: len(ids) - cut], ids[len(ids) - cut :]
+
+    def _suffix_length(self, pieces: Sequence[Piece], boundary: int) -> int | None:
+        """How many tokens the text past `boundary` (characters) adds, when the rest is a token prefix of the whole.
+
+        Only a window from a late marker on is encoded twice: a marker is a token of its own, whatever precedes it.
+        """
+        window, boundary, at_start = self.encoder.tail_window(pieces, boundary)
+        whole = self.encoder.encode(window, at_start)
+        before = self.encoder.encode(split_pieces(window, boundary)[0], at_start)
+        return len(whole) - len(before) if is_prefix(before, whole) else None
+
+    def _first_past(self, ids: Sequence[int], text: str, boundary: int) -> int:
+        """Index of the first token that starts at or past a byte offset of the text they encode."""
+        encoder = self.encoder
+        at = 0
+        if encoder.auto_bos and not text.startswith(encoder.bos_text):
+            at = -len(encoder.bos_text.encode())  # a BOS that the text does not spell
+        for index, token in enumerate(ids):
+            if at >= boundary:
+                return index
+            at += len(encoder.table.of(token)) or len(encoder.special_texts.get(token, "").encode())
+        return len(ids)
+
+    def render(self, turns: Sequence[Turn], tools: Sequence[Json], kwargs: Mapping[str, Json]) -> list[events.Body]:
+        conversation = Conversation(turns, tools or None, kwargs=kwargs)
+        try:
+            prompt, opener = self._prompt(conversation)
+        except TemplateFailed as error:
+            merged = merged_systems(turns)
+            if merged is None:
+                raise ConversationRefused(str(error)) from error
+            try:
+                prompt, opener = self._prompt(attrs.evolve(conversation, turns=merged))
+            except TemplateFailed:
+                raise ConversationRefused(str(error)) from error
+        text = turns[-1].text if turns else ""
+        return [events.Appended(text, prompt), events.GenerationPrompt(opener)]
+
+    # -- sessions
+
+    def prologue(self) -> list[int]:
+        return []  # the first turn's render has it
+
+    def separator(self) -> list[int]:
+        return list(self._separator)
+
+    def opener(self, after_finished: bool, thinking: bool | None) -> list[int]:
+        return [*(self._separator if after_finished else ()), *self._openers[thinking]]
+
+    def message_span(self, role: int, text: str, history: History) -> list[int]:
+        return self._added(Turn(ROLE_NAMES[role] if role < 4 else "user", text), history)
+
+    def system_span(self, text: str | None, tools: Sequence[Json]) -> list[int]:
+        return self._added(Turn("system", text or ""), History((), tools))
+
+    def tool_result_span(self, content: str, name: str, history: History) -> list[int]:
+        return self._added(Turn("tool", content, name=name), history)
+
+    def _added(self, turn: Turn, history: History) -> list[int]:
+        """The tokens that one more turn adds to the render of a session's turns."""
+        before = turns_of_bodies(history.bodies)
+        if turn.role == "tool" and before and before[-1].calls:
+            turn = attrs.evolve(turn, call_id=before[-1].calls[-1].id)
+        has_tokens = any(getattr(body, "span", None) for body in history.bodies)
+        tools = history.tools or None
+        try:
+            pieces = render_protected(self.template, self.encoder, Conversation([*before, turn], tools))
+        except TemplateFailed as error:
+            if has_tokens or not before:
+                pieces = self._alone(turn, error)
+            else:
+                raise ConversationRefused(str(error)) from error
+            return self.encoder.encode(pieces, at_start=not has_tokens)
+        if before and has_tokens:
+            pieces = self._past(pieces, before, turn, tools)
+        return self.encoder.encode(pieces, at_start=not has_tokens)
+
+    def _past(
+        self, pieces: list[Piece], before: Sequence[Turn], turn: Turn, tools: Sequence[Json] | None
+    ) -> list[Piece]:
+        """The part of a render that lies past the turns that are in the stream already."""
+        text = joined(pieces)
+        try:
+            earlier = Conversation(before, tools).render(self.template)
+        except TemplateFailed:
+            earlier = ""
+        if text.startswith(earlier):
+            return split_pieces(pieces, len(earlier))[1]
+        last = before[-1].text.strip()  # rendered anew: continue behind the last turn that is in both
+        if last and (at := earlier.rfind(last)) >= 0:
+            tail = earlier[at:]
+            own = text.rfind(turn.text.strip()) if turn.text.strip() else len(text)
+            if (found := text.rfind(tail, 0, own)) >= 0:
+                return split_pieces(pieces, found + len(tail))[1]
+        return self._alone(turn, None)
+
+    def _alone(self, turn: Turn, error: TemplateFailed | None) -> list[Piece]:
+        try:
+            return render_protected(self.template, self.encoder, Conversation([turn]))
+        except TemplateFailed as refusal:
+            raise ConversationRefused(str(error or refusal)) from refusal
+
+
+def wired_pairs(encoder: Encoder, template: ChatTemplate) -> tuple[tuple[Pair, ...], list[int]]:
+    """The channel markers of a vocabulary, by special-token text, and the openers that end a turn."""
+    ids = encoder.specials
+    source = template.sources
+    pairs: list[Pair] = []
+    terminators: list[int] = []
+
+    def wire(opener: str, closer: str, channel: int, name: str = "") -> bool:
+        if opener not in ids or closer not in ids:
+            return False
+        tokens = tuple(encoder.encode_framing(name)) if name else ()
+        pairs.append(Pair(ids[opener], ids[closer], channel, tokens))
+        return True
+
+    wire("<think>", "</think>", REASONING)
+    if "<|channel>thought" in source:
+        wire("<|channel>", "<channel|>", REASONING, "thought\n")
+    wire("<tool_call>", "</tool_call>", TOOL_CALL) or wire("<|tool_call>", "<tool_call|>", TOOL_CALL)
+    if wire("<|tool_response>", "<tool_response|>", REASONING):
+        terminators.append(ids["<|tool_response>"])
+    return tuple(pairs), terminators
+
+
+def split_pieces(pieces: Sequence[Piece], at: int) -> tuple[list[Piece], list[Piece]]:
+    """The pieces before and past an offset in characters."""
+    head: list[Piece] = []
+    tail: list[Piece] = []
+    for piece in pieces:
+        size = len(piece.text)
+        if size <= at:
+            head.append(piece)
+        elif at <= 0:
+            tail.append(piece)
+        else:
+            head.append(Piece(piece.text[:at], piece.content))
+            tail.append(Piece(piece.text[at:], piece.content))
+        at -= size
+    return head, tail
+
+
+def merged_systems(turns: Sequence[Turn]) -> list[Turn] | None:
+    """The conversation with its leading system messages joined into one; None when it has no more than one."""
+    n = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
+    if n < 2:
+        return None
+    return [Turn("system", "\n\n".join(turn.text for turn in turns[:n])), *turns[n:]]
+
+
+def turns_of_bodies(bodies: Sequence[events.Body]) -> list[Turn]:
+    """A session's events as turns. A generation's runs, and the calls in it, are one assistant turn."""
+    turns: list[Turn] = []
+    open_turn = False
+    names: dict[int, str] = {}
+    for event_id, body in enumerate(bodies):
+        match body:
+            case events.Generated(text=text, channel=channel):
+                if not open_turn:
+                    turns.append(Turn("assistant"))
+                    open_turn = True
+                if channel == TEXT:
+                    turns[-1] = attrs.evolve(turns[-1], text=turns[-1].text + text)
+                elif channel == REASONING:
+                    turns[-1] = attrs.evolve(turns[-1], reasoning=turns[-1].reasoning + text)
+                continue
+            case events.ToolUse(name=name, arguments=arguments) if open_turn:
+                names[event_id] = name
+                call = Call(name, arguments, str(event_id))
+                turns[-1] = attrs.evolve(turns[-1], calls=(*turns[-1].calls, call))
+                continue
+            case events.Message(role=role, text=text):
+                turns.append(Turn(ROLE_NAMES[role] if role < 4 else "user", text))
+            case events.ToolResult(call_id=call_id, content=content):
+                turns.append(Turn("tool", content, call_id=str(call_id), name=names.get(call_id, "")))
+            case events.Block(role=role, kind=kind, payload=payload, span=span) if span:
+                try:
+                    turns.append(Turn(ROLE_NAMES[role] if role < 4 else "user", block_text(kind, payload)))
+                except UnknownBlockKind:
+                    continue
+            case events.GenerationPrompt():
+                turns.append(Turn("assistant"))
+                open_turn = True
+                continue
+            case _:
+                continue
+        open_turn = False
+    return [attrs.evolve(turn, reasoning=turn.reasoning.strip()) for turn in turns]

@@ -1,0 +1,243 @@
+"""Encoding framing and content: framing parses markers, content never forms one."""
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from superfluid.codec.tokenizer import Tokenizer, bytes_table
+from superfluid.codec.utf8 import decode_utf8
+
+# Markers without a bar that families use as framing.
+BARE_MARKERS = frozenset(
+    [
+        "<s>",
+        "</s>",
+        "<unk>",
+        "<pad>",
+        "<bos>",
+        "<eos>",
+        "<sop>",
+        "<eop>",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_response>",
+        "</tool_response>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "[gMASK]",
+        "[sMASK]",
+        "[MASK]",
+        "/nothink",
+    ]
+)
+
+
+class Piece(NamedTuple):
+    """A part of a prompt: framing (markers parse) or content (they stay text)."""
+
+    text: str
+    content: bool = False
+
+
+def framing(text: str) -> Piece:
+    return Piece(text, False)
+
+
+def content(text: str) -> Piece:
+    return Piece(text, True)
+
+
+def joined(pieces: Iterable[Piece]) -> str:
+    """The text that the pieces make."""
+    return "".join([piece.text for piece in pieces])
+
+
+def is_marker_shaped(text: str) -> bool:
+    """Whether a special token's text looks like framing of some chat format."""
+    if text in BARE_MARKERS:
+        return True
+    if not (text.startswith("<") and text.endswith(">") and len(text.encode()) >= 4):
+        return False
+    return text[1] == "|" or text[-2] == "|"
+
+
+def literal_pattern(words: Iterable[str]) -> re.Pattern[str]:
+    """A pattern of any of `words`, longest at a start; a trie, so a start costs its depth, not the number of words."""
+    trie: dict[str, dict[str, object]] = {}
+    for word in words:
+        node: dict[str, object] = trie  # type: ignore[assignment]
+        for char in word:
+            node = node.setdefault(char, {})  # type: ignore[assignment]
+        node[""] = {}
+    if not trie:
+        return re.compile(r"(?!)")
+    return re.compile(_trie_source(trie))  # type: ignore[arg-type]
+
+
+def _trie_source(node: dict[str, object]) -> str:
+    chain: list[str] = []
+    while len(node) == 1 and "" not in node:  # a run of single characters needs no group
+        char, following = next(iter(node.items()))
+        chain.append(re.escape(char))
+        node = following  # type: ignore[assignment]
+    branches = [re.escape(c) + _trie_source(n) for c, n in sorted(node.items()) if c]  # type: ignore[arg-type]
+    if branches:
+        group = branches[0] if len(branches) == 1 and "" not in node else f"(?:{'|'.join(branches)})"
+        chain.append(f"(?:{group})?" if "" in node else group)
+    return "".join(chain)
+
+
+class Encoder:
+    """Encodes pieces over one tokenizer and its markers; immutable, so any thread may use it."""
+
+    def __init__(self, tokenizer: Tokenizer, template_source: str = "") -> None:
+        self.tokenizer = tokenizer
+        self.table = bytes_table(tokenizer)
+        self.specials: dict[str, int] = {}
+        markers: list[str] = []
+        for token, text in tokenizer.special_tokens():
+            self.specials.setdefault(text, token)
+            if text.strip() and (
+                not self.table.of(token) or is_marker_shaped(text) or (template_source and text in template_source)
+            ):
+                markers.append(text)
+        self.special_texts = {token: text for text, token in self.specials.items()}
+        self.markers = frozenset(markers)
+        self.marker_pattern = literal_pattern(markers)
+        self._longest = max(map(len, markers), default=0)
+        self._beginnings = frozenset(m[:n] for m in markers for n in range(1, len(m)))
+        self._endings = frozenset(m[n:] for m in markers for n in range(1, len(m)))
+        self._all_markers = "\0".join(markers)
+        bos = tokenizer.bos
+        self.auto_bos = bos is not None and tokenizer.encode("a")[:1] == [bos]
+        self.bos_text = self.special_texts.get(bos, "") if bos is not None else ""
+
+    def literal(self, token: int) -> str:
+        """A marker's text: decode of its id, or its special-token text when that is empty."""
+        return decode_utf8(self.table.of(token)) or self.special_texts.get(token, "")
+
+    def encode(self, pieces: Sequence[Piece], at_start: bool = True) -> list[int]:
+        """Ids of the pieces; `at_start` when they open the stream, so that an automatic BOS leads them."""
+        out = _Output(self, at_start)
+        text = joined(pieces)
+        touched = self._touched(pieces, text)
+        if not touched:
+            out.add(text, framing=bool(pieces) and not pieces[0].content)
+            return out.ids
+        run: list[Piece] = []
+        for index, piece in enumerate(pieces):
+            if index not in touched:
+                run.append(piece)
+                continue
+            if run:
+                out.add(joined(run), framing=not run[0].content)
+                run = []
+            self._add_content(out, piece.text)
+        if run:
+            out.add(joined(run), framing=not run[0].content)
+        return out.ids
+
+    def tail_window(self, pieces: Sequence[Piece], boundary: int) -> tuple[list[Piece], int, bool]:
+        """A tail of `pieces` that begins at a framing marker well before `boundary`, the boundary in it, and whether
+        it is the whole. What precedes a marker does not change how the text from it on is encoded."""
+        starts = [0, *accumulate(len(piece.text) for piece in pieces)]
+        for index in range(len(pieces) - 1, -1, -1):
+            piece = pieces[index]
+            if piece.content or starts[index] >= boundary:
+                continue
+            upto = min(len(piece.text), boundary - starts[index])
+            found = [match.start() for match in self.marker_pattern.finditer(piece.text, max(0, upto - 4096), upto)]
+            if found:
+                at = found[max(0, len(found) - 3)]
+                window = [Piece(piece.text[at:], False), *pieces[index + 1 :]]
+                start = starts[index] + at
+                return window, boundary - start, start == 0
+        return list(pieces), boundary, True
+
+    def encode_framing(self, text: str, at_start: bool = False) -> list[int]:
+        """Ids of framing text."""
+        return self.encode([framing(text)], at_start)
+
+    def could_form_marker(self, texts: Iterable[str]) -> bool:
+        """Whether a text holds a marker, or the beginning, end or middle of one that its surroundings may complete."""
+        pattern, longest = self.marker_pattern, self._longest
+        for text in texts:
+            if not text:
+                continue
+            if pattern.search(text) or (len(text) < longest and text.strip() in self._all_markers):
+                return True
+            for form in {text, text.strip()}:
+                for n in range(1, min(longest, len(form)) + 1):
+                    if form[-n:] in self._beginnings or form[:n] in self._endings:
+                        return True
+        return False
+
+    def _touched(self, pieces: Sequence[Piece], text: str) -> set[int]:
+        """Indexes of the content pieces that a marker occurrence overlaps, in the whole text."""
+        touched: set[int] = set()
+        index, end = -1, 0
+        for match in self.marker_pattern.finditer(text):
+            first, last = match.span()
+            while end <= first:  # to the piece that holds the first character of the marker
+                index += 1
+                end += len(pieces[index].text)
+            at, at_end = index, end
+            while True:
+                if pieces[at].content:
+                    touched.add(at)
+                if at_end >= last:
+                    break
+                at += 1
+                at_end += len(pieces[at].text)
+        return touched
+
+    def _add_content(self, out: "_Output", text: str) -> None:
+        """Encode content so that no marker forms: markers are split in halves until none is left."""
+        stack = [text]
+        while stack:
+            chunk = stack.pop()
+            if len(chunk) <= 1:
+                out.add(chunk)
+                continue
+            parts: list[str] = []
+            at = 0
+            for match in self.marker_pattern.finditer(chunk):
+                first, last = match.span()
+                if first > at:
+                    parts.append(chunk[at:first])
+                half = first + (last - first) // 2
+                parts += [chunk[first:half], chunk[half:last]]
+                at = last
+            if not at:
+                out.add(chunk)
+                continue
+            if at < len(chunk):
+                parts.append(chunk[at:])
+            stack.extend(reversed(parts))
+
+
+class _Output:
+    """The ids of a prompt being encoded chunk by chunk, with one BOS at most."""
+
+    def __init__(self, encoder: Encoder, at_start: bool) -> None:
+        self.encoder = encoder
+        self.ids: list[int] = []
+        self.at_start = at_start
+
+    def add(self, text: str, framing: bool = False) -> None:
+        if not text:
+            return
+        encoder = self.encoder
+        ids = encoder.tokenizer.encode(text)
+        if encoder.auto_bos:
+            bos = encoder.tokenizer.bos
+            leads = self.at_start and not self.ids
+            twice = framing and encoder.bos_text and text.startswith(encoder.bos_text) and ids[:2] == [bos, bos]
+            if ids[:1] == [bos] and (not leads or twice):
+                ids = ids[1:]
+        self.ids += ids

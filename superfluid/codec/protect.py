@@ -1,0 +1,184 @@
+"""Rendering with content protection: which parts of a template's output are the clients' own words.
+
+The conversation is rendered as it is and once more with stand-ins for the client texts; where the text between the
+stand-ins is the same in both, what stands in their places is content, and content never forms a marker.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import attrs
+
+from superfluid.codec.conversation import Call, Json, Turn, map_strings, strings_of
+from superfluid.codec.framing import Encoder, Piece, content, framing
+from superfluid.codec.template import ChatTemplate, TemplateFailed
+
+WORD = "SUPERFLUIDSTANDIN"
+# The reasoning markers that templates look for in assistant texts, to cut what stands between them.
+REASONING_MARKERS = frozenset(["<think>", "</think>", "<|channel>", "<channel|>", "[THINK]", "[/THINK]"])
+
+
+class StandIns:
+    """Numbered words that no text of the request holds, and what each stands for."""
+
+    def __init__(self, encoder: Encoder, texts: Iterable[str]) -> None:
+        held = "\0".join(texts).upper()
+        self.word = WORD
+        while self.word in held:
+            self.word += "Q"
+        self._markers = encoder.marker_pattern
+        self.texts: list[str] = []
+        self.whole: set[int] = set()  # stand-ins for whole texts, which must be rendered exactly once
+
+    def text(self, original: str) -> str:
+        """A stand-in for a whole client text; a blank one stands for itself."""
+        if not original.strip():
+            return original
+        self.whole.add(len(self.texts))
+        return self._add(original)
+
+    def markers(self, original: str) -> str:
+        """`original` with a stand-in for every marker in it."""
+        return self._markers.sub(lambda match: self._add(match[0]), original)
+
+    def markers_but_reasoning(self, original: str) -> str:
+        """The same, but the markers that templates cut reasoning by stay."""
+        return self._markers.sub(
+            lambda match: match[0] if match[0] in REASONING_MARKERS else self._add(match[0]), original
+        )
+
+    def _add(self, original: str) -> str:
+        self.texts.append(original)
+        return f"{self.word}{len(self.texts) - 1}Z"
+
+    def split(self, rendered: str) -> list[str]:
+        """The text before the first stand-in, its number, the text up to the next, and so on."""
+        return re.split(rf"{self.word}(\d+)Z", rendered)
+
+    def align(self, stood: str, real: str) -> list[Piece] | None:
+        """The pieces of `real`, guided by the same render with stand-ins; None when they do not fit."""
+        parts = self.split(stood)
+        numbers = [int(n) for n in parts[1::2]]
+        if sorted(n for n in numbers if n in self.whole) != sorted(self.whole) or not real.startswith(parts[0]):
+            return None
+        pieces = [framing(parts[0])]
+        at = len(parts[0])
+        for i, (number, after) in enumerate(zip(numbers, parts[2::2], strict=True)):
+            last = i == len(numbers) - 1
+            for form in forms(self.texts[number]):
+                end = at + len(form)
+                fits = real.startswith(form, at) and real.startswith(after, end)
+                if fits and (not last or end + len(after) == len(real)):
+                    break
+            else:
+                return None
+            pieces += [content(form), framing(after)]
+            at = end + len(after)
+        return pieces if at == len(real) else None
+
+    def restore(self, stood: str) -> list[Piece]:
+        """The pieces of a render whose stand-ins are put back as content."""
+        parts = self.split(stood)
+        return [content(self.texts[int(part)]) if i % 2 else framing(part) for i, part in enumerate(parts)]
+
+
+def forms(text: str) -> Iterator[str]:
+    """The ways in which a template may spell a client text."""
+    yield text
+    if (trimmed := text.strip()) != text:
+        yield trimmed
+    escaped = json.dumps(text, ensure_ascii=False)[1:-1]
+    yield escaped.translate(_HTML_SAFE)
+    yield escaped
+
+
+_HTML_SAFE = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "'": "\\u0027"})
+
+
+@attrs.frozen
+class Conversation:
+    """What one render takes."""
+
+    turns: Sequence[Turn]
+    tools: Sequence[Json] | None = None
+    generation: bool = False
+    kwargs: Mapping[str, Json] = attrs.field(factory=dict)
+
+    def render(self, template: ChatTemplate) -> str:
+        """The plain text, unprotected."""
+        return template.render(
+            [turn.message() for turn in self.turns], self.tools, generation=self.generation, kwargs=self.kwargs
+        )
+
+    def texts(self) -> Iterator[str]:
+        """Every string of the request."""
+        for turn in self.turns:
+            yield from turn.client_texts()
+            yield turn.reasoning
+            yield turn.call_id
+            yield turn.name
+            for call in turn.calls:
+                yield from (call.name, call.id)
+                yield from strings_of(call.arguments_object())
+        yield from strings_of(self.tools or [])
+        yield from strings_of(self.kwargs)
+
+    def replaced(self, stand: StandIns, text_of: Callable[[Turn, str], str]) -> "Conversation":
+        """The conversation with client texts replaced by `text_of`, and markers elsewhere by stand-ins."""
+        turns = []
+        for turn in self.turns:
+            made = turn.with_texts([text_of(turn, text) for text in turn.client_texts()])
+            turns.append(
+                attrs.evolve(
+                    made,
+                    reasoning=stand.markers(turn.reasoning),
+                    calls=tuple(_replaced_call(call, stand) for call in turn.calls),
+                    call_id=stand.markers(turn.call_id),
+                    name=stand.markers(turn.name),
+                )
+            )
+        return attrs.evolve(
+            self,
+            turns=turns,
+            tools=map_strings(self.tools, stand.markers) if self.tools else self.tools,
+            kwargs=map_strings(self.kwargs, stand.markers),
+        )
+
+
+def _replaced_call(call: Call, stand: StandIns) -> Call:
+    plain = call.arguments_object()
+    stood = map_strings(plain, stand.markers)
+    arguments = call.arguments if stood == plain else json.dumps(stood, ensure_ascii=False)
+    return Call(stand.markers(call.name), arguments, stand.markers(call.id))
+
+
+def render_protected(template: ChatTemplate, encoder: Encoder, conversation: Conversation) -> list[Piece]:
+    """The pieces of a conversation's render. Raises TemplateFailed with the template's words.
+
+    In order: stand-ins for all client texts; for all but the assistant's, out of which templates cut reasoning; for
+    the marker strings in them only.
+    """
+    real = conversation.render(template)
+    texts = list(conversation.texts())
+    if not encoder.could_form_marker(texts):
+        return [framing(real)]
+    sources = [*texts, template.sources]
+    attempts: list[Callable[[StandIns], Callable[[Turn, str], str]]] = [
+        lambda stand: lambda turn, text: stand.text(text),
+        lambda stand: (
+            lambda turn, text: stand.markers_but_reasoning(text) if turn.role == "assistant" else stand.text(text)
+        ),
+    ]
+    for attempt in attempts:
+        stand = StandIns(encoder, sources)
+        replaced = conversation.replaced(stand, attempt(stand))
+        try:
+            stood = replaced.render(template)
+        except TemplateFailed:
+            continue
+        if (pieces := stand.align(stood, real)) is not None:
+            return pieces
+    stand = StandIns(encoder, sources)
+    replaced = conversation.replaced(stand, lambda turn, text: stand.markers(text))
+    return stand.restore(replaced.render(template))
