@@ -1,0 +1,170 @@
+"""Constraints over primitive runtimes: JSON schemas and structural tags, compiled and matched by llguidance.
+
+Schemas are closed first (see `schemas`); structural tags are written out as a Lark grammar whose special tokens are ids
+(see `structural`). Every stop id is allowed where the grammar may end.
+"""
+
+import json
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from superfluid.engines.engine import EngineError, Status
+from superfluid.engines.executor.schemas import close_schema
+from superfluid.engines.executor.structural import MARKER_PREFIX, StructuralWriter
+from superfluid.engines.primitives import Vocabulary
+
+Mask = npt.NDArray[np.uint32]
+
+
+class Matcher:
+    """Where one lane stands in a grammar."""
+
+    def __init__(self, native: Any, stop_bits: Mask, stop_ids: frozenset[int], ends_itself: bool) -> None:
+        self._native = native
+        self._stop_bits = stop_bits
+        self._stop_ids = stop_ids
+        self._ends_itself = ends_itself
+        self._ended = False
+        self._mask = np.zeros_like(stop_bits)
+
+    def mask(self) -> Mask:
+        """Bit i: id i may come next. The same array each time; all zero when nothing may, or after an error."""
+        native, mask = self._native, self._mask
+        if self._ended or native.is_error():
+            mask.fill(0)
+        elif native.is_stopped():
+            mask[:] = self._stop_bits
+        else:
+            native.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            if native.is_error():
+                mask.fill(0)
+            elif native.is_accepting():
+                mask |= self._stop_bits
+        return mask
+
+    def consume(self, token: int) -> bool:
+        """Move on by a token; false when the grammar refuses it, and then it allows nothing any more."""
+        if self._ended:
+            return False
+        if token in self._stop_ids and self.accepting:
+            self._ended = True
+            return True
+        return bool(self._native.consume_token(token))
+
+    @property
+    def accepting(self) -> bool:
+        """The grammar may end here."""
+        return not self._native.is_error() and bool(self._native.is_accepting())
+
+    @property
+    def finished(self) -> bool:
+        """A schema's grammar of which nothing but the end is left; a structural one never ends by itself."""
+        return self._ends_itself and bool(self._native.is_stopped()) and not self._native.is_error()
+
+    def fork(self) -> "Matcher":
+        """A matcher at the same point that goes its own way."""
+        forked = Matcher(self._native.deep_copy(), self._stop_bits, self._stop_ids, self._ends_itself)
+        forked._ended = self._ended
+        return forked
+
+
+class Grammar:
+    """A compiled constraint; `matcher` starts a lane at its beginning."""
+
+    def __init__(self, start: Matcher) -> None:
+        self._start = start
+
+    def matcher(self) -> Matcher:
+        return self._start.fork()
+
+
+class GrammarCompiler:
+    """Compiles constraints over one vocabulary; the index of its tokens is built at the first one."""
+
+    def __init__(self, vocabulary: Vocabulary | None) -> None:
+        self._vocabulary = vocabulary
+
+    def schema(self, json_text: str) -> Grammar:
+        """A JSON document of a schema. Raises EngineError -127 without a vocabulary or stop token, -114."""
+        vocabulary = self._usable()
+        schema = _parse(json_text)
+        if not isinstance(schema, dict | bool):
+            raise EngineError(Status.RejectBadStruct, f"a schema is an object, not {json_text[:80]}")
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(close_schema(schema)))
+        return self._compile(vocabulary, grammar, ends_itself=True)
+
+    def structural(self, tag_json: str) -> Grammar:
+        """A structural tag. Raises EngineError -127 (also for a format there is none of), -114."""
+        vocabulary = self._usable()
+        tag = _parse(tag_json)
+        if isinstance(tag, dict) and tag.get("type") == "structural_tag":
+            tag = tag.get("format")
+        return self._compile(vocabulary, self._writer.write(tag), ends_itself=False)
+
+    def _usable(self) -> Vocabulary:
+        if self._vocabulary is None or not self._vocabulary.eos:
+            raise EngineError(Status.Unsupported, "grammars need a vocabulary with a stop token")
+        return self._vocabulary
+
+    def _compile(self, vocabulary: Vocabulary, grammar: str, ends_itself: bool) -> Grammar:
+        native = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if native.is_error():
+            raise EngineError(Status.RejectBadStruct, f"the grammar does not compile: {native.get_error()}")
+        return Grammar(Matcher(native, self._stop_bits, vocabulary.eos, ends_itself))
+
+    @cached_property
+    def _stop_bits(self) -> Mask:
+        vocabulary = self._usable()
+        bits = np.zeros((len(vocabulary.token_bytes) + 31) // 32, np.uint32)
+        for token in vocabulary.eos:
+            bits[token >> 5] |= np.uint32(1 << (token & 31))
+        return bits
+
+    @cached_property
+    def _writer(self) -> StructuralWriter:
+        vocabulary = self._usable()
+        return StructuralWriter(_markers(vocabulary.token_bytes), vocabulary.eos)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        vocabulary = self._usable()
+        tokens = list(vocabulary.token_bytes)
+        return LLTokenizer(
+            TokenizerWrapper(_ByteTokenizer(tokens, vocabulary)), len(tokens), sorted(vocabulary.eos), None
+        )
+
+
+class _ByteTokenizer:
+    """What llguidance asks of a tokenizer. It is asked to encode only to force tokens, which is not used here."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], vocabulary: Vocabulary) -> None:
+        self.tokens = tokens
+        self.eos_token_id = min(vocabulary.eos)
+        self.special_token_ids = [i for i, data in enumerate(tokens) if data.startswith(MARKER_PREFIX)]
+        self._single = {data: i for i, data in enumerate(tokens) if len(data) == 1}
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        data = text.encode() if isinstance(text, str) else text
+        return [self._single[data[i : i + 1]] for i in range(len(data)) if data[i : i + 1] in self._single]
+
+
+def _markers(token_bytes: Iterable[bytes]) -> dict[str, int]:
+    return {
+        data[1:].decode("utf-8", "replace"): i
+        for i, data in enumerate(token_bytes)
+        if data.startswith(MARKER_PREFIX) and len(data) > 1
+    }
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise EngineError(Status.RejectBadStruct, f"not JSON: {error}") from None

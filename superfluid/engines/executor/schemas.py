@@ -1,0 +1,66 @@
+"""Closing JSON schemas: what declares its members allows no others, unless it says so.
+
+A model that may add any property to an object wanders off; other engines close schemas the same way, so a schema
+constrains alike everywhere.
+"""
+
+from typing import Any
+
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"  # between JSON tokens; a bound, so that a model cannot pad for ever
+
+ANNOTATIONS = frozenset(
+    {"title", "default", "description", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"}
+)
+_NOT_DECLARING = ANNOTATIONS | {"type", "$defs", "definitions", "$id", "x-guidance"}
+_NAMED = ("$defs", "definitions", "properties", "patternProperties")  # schemas by name
+_LISTED = ("prefixItems", "anyOf", "oneOf")
+_FIXED = frozenset({"$ref", "const", "enum"})  # beside these nothing is closed
+_COMBINED = frozenset({"anyOf", "oneOf", "allOf"})
+_OBJECT_KEYS = frozenset({"properties", "patternProperties", "additionalProperties", "unevaluatedProperties"})
+_ARRAY_KEYS = frozenset({"items", "prefixItems", "unevaluatedItems"})
+
+
+def close_schema(schema: dict[str, Any] | bool) -> dict[str, Any]:
+    """The schema with every declaring object and array closed, and whitespace bounded unless it bounds it itself."""
+    closed = _close(schema) if isinstance(schema, dict) else ({} if schema else {"not": {}})
+    guidance = closed.get("x-guidance")
+    closed["x-guidance"] = {"whitespace_pattern": WHITESPACE} | (guidance if isinstance(guidance, dict) else {})
+    return closed
+
+
+def _close(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    closed = dict(schema)
+    branches_stand_alone = "properties" not in schema  # else closing a branch refuses what the parent declares
+    for key in _NAMED:
+        if isinstance(found := closed.get(key), dict):
+            closed[key] = {name: _close(inner) for name, inner in found.items()}
+    for key in _LISTED:
+        if isinstance(found := closed.get(key), list) and (key not in _COMBINED or branches_stand_alone):
+            closed[key] = [_close(inner) for inner in found]
+    if isinstance(found := closed.get("allOf"), list) and len(found) == 1 and branches_stand_alone:
+        closed["allOf"] = [_close(found[0])]
+    closed["items"] = _close(closed["items"]) if "items" in closed else None
+    if closed["items"] is None:
+        del closed["items"]
+    if not _FIXED & closed.keys() and not _COMBINED & closed.keys():
+        _close_members(closed)
+    return closed
+
+
+def _close_members(schema: dict[str, Any]) -> None:
+    if not schema.keys() - _NOT_DECLARING:
+        return  # {"type": "object"} stays any object
+    if _is(schema, "object", _OBJECT_KEYS) and not {"additionalProperties", "unevaluatedProperties"} & schema.keys():
+        schema["additionalProperties"] = False
+    if _is(schema, "array", _ARRAY_KEYS) and not {"items", "unevaluatedItems"} & schema.keys():
+        schema["items"] = False
+
+
+def _is(schema: dict[str, Any], kind: str, keys: frozenset[str]) -> bool:
+    """Whether a schema is of objects (or arrays): by its type, or without one by its keywords."""
+    declared = schema.get("type")
+    if declared is None:
+        return bool(keys & schema.keys())
+    return declared == kind or (isinstance(declared, list) and kind in declared)
