@@ -1,0 +1,129 @@
+"""The file operations under a store: one seam, so that a test can make any of them fail."""
+
+import fcntl
+import os
+import secrets
+import time
+from pathlib import Path
+
+from superfluid.sessions.errors import SessionsInUse, StoreLocked
+
+LOCK_POLL = 0.02  # seconds between two looks at a store lock
+LOCK_PATIENCE = 3.0  # how long a store that is being closed may still hold it
+PRIVATE = 0o600
+
+
+class Files:
+    """Operations of the operating system, by descriptor and by path. All raise OSError."""
+
+    def open(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+        """A descriptor of a file that only its owner can read; an existing file is tightened."""
+        descriptor = os.open(path, flags | os.O_CLOEXEC, PRIVATE)
+        if os.fstat(descriptor).st_mode & 0o077:
+            os.fchmod(descriptor, PRIVATE)
+        return descriptor
+
+    def size(self, descriptor: int) -> int:
+        return os.fstat(descriptor).st_size
+
+    def read(self, descriptor: int, size: int, offset: int) -> bytes:
+        return os.pread(descriptor, size, offset)
+
+    def write(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
+        """Write what the system takes at once; returns how much that was."""
+        return os.pwrite(descriptor, data, offset)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        os.ftruncate(descriptor, size)
+
+    def sync(self, descriptor: int) -> None:
+        """Have the file's bytes on disk; SUPERFLUID_FULLFSYNC also asks the drive to empty its cache, where the
+        platform can."""
+        if os.environ.get("SUPERFLUID_FULLFSYNC") and hasattr(fcntl, "F_FULLFSYNC"):
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        else:
+            os.fsync(descriptor)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        os.link(source, target)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def sync_directory(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def write_whole(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
+        """Write all of `data`, however many calls that takes."""
+        left = memoryview(data)
+        while left:
+            written = self.write(descriptor, left, offset)
+            if written <= 0:
+                raise OSError("the system took no bytes")
+            left = left[written:]
+            offset += written
+
+    def create_synced(self, path: Path, data: bytes) -> None:
+        """A new file with these bytes, on disk."""
+        descriptor = self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            self.write_whole(descriptor, data, 0)
+            self.sync(descriptor)
+        finally:
+            self.close(descriptor)
+
+
+def temporary_name(path: Path) -> Path:
+    """A hidden name beside `path` that no other writer uses."""
+    return path.with_name(f".{path.name}.tmp.{os.getpid()}.{secrets.token_hex(8)}")
+
+
+class StoreLock:
+    """Exclusive flock on `<log>.store-id.lock`, held until `close`. Raises StoreLocked after LOCK_PATIENCE."""
+
+    def __init__(self, log: Path) -> None:
+        self.descriptor = os.open(f"{log}.store-id.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+        deadline = time.monotonic() + LOCK_PATIENCE
+        while not _take(self.descriptor):
+            if time.monotonic() >= deadline:
+                self.close()
+                raise StoreLocked(log)
+            time.sleep(LOCK_POLL)
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class ServeLock:
+    """Exclusive flock on `<sessions>/serve.lock`: one server per directory. Raises SessionsInUse at once."""
+
+    def __init__(self, directory: Path) -> None:
+        self.descriptor = os.open(directory / "serve.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+        if not _take(self.descriptor):
+            self.close()
+            raise SessionsInUse(directory)
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _take(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

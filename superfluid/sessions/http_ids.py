@@ -1,0 +1,49 @@
+"""Which sessions an HTTP route made: `wal.log.http`, their ids as u64 LE, one after the other.
+
+Not synced: an id that a crash loses keeps its session from being purged for its age, which is the safe side.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+
+from superfluid.sessions.files import Files
+
+logger = logging.getLogger(__name__)
+
+
+class HttpIds:
+    """The ids, in memory and in their file."""
+
+    def __init__(self, path: Path, files: Files, ids: set[int]) -> None:
+        """Not for callers: use `HttpIds.open`."""
+        self.ids = ids
+        self._path = path
+        self._files = files
+        self._descriptor = -1
+
+    @classmethod
+    def open(cls, path: Path, files: Files, anew: bool) -> "HttpIds":
+        """Read the file; `anew` when the store is new, whose ids an older file does not mean."""
+        if anew:
+            files.remove(path)
+        data = b"" if not path.exists() else path.read_bytes()
+        return cls(path, files, set(np.frombuffer(data[: len(data) // 8 * 8], "<u8").tolist()))
+
+    def add(self, session: int) -> None:
+        """Note a session whose Created is durable."""
+        self.ids.add(session)
+        try:
+            if self._descriptor < 0:
+                self._descriptor = self._files.open(self._path, os.O_RDWR | os.O_CREAT)
+            end = self._files.size(self._descriptor) // 8 * 8
+            self._files.write_whole(self._descriptor, session.to_bytes(8, "little"), end)
+        except OSError as error:
+            logger.warning("%s: %s; session %d will not be purged for its age", self._path, error, session)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            self._files.close(self._descriptor)
+            self._descriptor = -1

@@ -1,0 +1,427 @@
+"""The session store: the log, the sessions it makes, and the one task that writes to it.
+
+Records are staged at once, in the order they are to have (ids and times are given there), and become visible when the
+batch they are in is on disk. A batch that cannot be written takes everything staged behind it down with it.
+"""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import attrs
+import numpy as np
+import trio
+
+from superfluid.link import events as ev
+from superfluid.sessions import records, store_id
+from superfluid.sessions.activity import Activity
+from superfluid.sessions.errors import LogIOError, PurgedSession, SessionError, UnknownSession
+from superfluid.sessions.files import Files, StoreLock
+from superfluid.sessions.http_ids import HttpIds
+from superfluid.sessions.replay import replay
+from superfluid.sessions.session import Session
+from superfluid.sessions.state import State, new_state
+from superfluid.sessions.subscriptions import PUBLISHER_CLOSED, PURGED, Subscription, Subscriptions
+from superfluid.sessions.wal import Wal, companion
+
+logger = logging.getLogger(__name__)
+
+RESIDENT_TOKENS = 4 << 20  # 16 MiB of streams of sessions that were touched; older ones are read again when needed
+
+Record = tuple[int, ev.Body]
+
+
+def now_unix_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@attrs.define(slots=True)
+class _Staged:
+    session: Session
+    event: ev.Event
+    state: State
+    size: int
+
+
+class Commit:
+    """Records on their way to the disk. `await wait()`, or `Store.flush()` and then `result()`."""
+
+    __slots__ = ("_done", "_error", "chunks", "staged")
+
+    def __init__(self, staged: list[_Staged], chunks: list[bytes]) -> None:
+        """Not for callers: use `Store.stage`."""
+        self.staged = staged
+        self.chunks = chunks
+        self._done = trio.Event()
+        self._error: LogIOError | None = None
+
+    async def wait(self) -> list[ev.Event]:
+        """The events, once they are durable. Raises LogIOError when they never will be."""
+        await self._done.wait()
+        return self.result()
+
+    def result(self) -> list[ev.Event]:
+        """The events of a finished commit. Raises LogIOError."""
+        assert self._done.is_set(), "a commit has no result before its sync"
+        if self._error is not None:
+            raise LogIOError(self._error.path, self._error.why) from self._error
+        return [one.event for one in self.staged]
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def finish(self, error: LogIOError | None = None) -> None:
+        self._error = error
+        self._done.set()
+
+
+class Store:
+    """One model's sessions. All methods belong to one thread; the sync alone runs in another."""
+
+    def __init__(self, directory: Path, files: Files, clock: Callable[[], int], lock: StoreLock) -> None:
+        """Not for callers: use `Store.open`."""
+        self.directory = directory
+        self.path = directory / "wal.log"
+        self.activity = Activity()
+        self.subscriptions = Subscriptions()
+        self._files = files
+        self._clock = clock
+        self._lock = lock
+        self._queue: list[Commit] = []
+        self._staged = trio.Event()
+        self._closed = False
+        self._writing = False
+
+    @classmethod
+    def open(cls, directory: Path, files: Files | None = None, clock: Callable[[], int] = now_unix_ms) -> "Store":
+        """Open the store in `directory` (made when absent): lock it, replay its log and fence earlier owners.
+
+        Raises StoreLocked, StoreIdCorrupt, LogDamaged and LogIOError.
+        """
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = StoreLock(directory / "wal.log")
+        except OSError as error:
+            raise LogIOError(directory, f"the sessions directory cannot be used: {error}") from error
+        store = cls(directory, files or Files(), clock, lock)
+        try:
+            store._load()
+        except BaseException:
+            lock.close()
+            raise
+        return store
+
+    def _load(self) -> None:
+        try:
+            self.store_id, minted = store_id.settle(self.path, self._files)
+        except OSError as error:
+            raise LogIOError(self.path, f"the store cannot be named: {error}") from error
+        self._wal, index = Wal.open(self.path, self._files)
+        try:
+            self.http = HttpIds.open(companion(self.path, "http"), self._files, anew=minted)
+            self._touched: OrderedDict[int, Session] = OrderedDict()
+            self._sessions: dict[int, Session] = {}
+            self._children: dict[int, list[int]] = {}
+            replay(self, index)
+            self._next_session = max(self._sessions, default=0) + 1
+            self._next_session = max(self._next_session, int(index.session.max(initial=0)) + 1)
+            self._bump_epochs()
+        except BaseException:
+            self._wal.close()
+            raise
+
+    def _bump_epochs(self) -> None:
+        live = [session for _, session in sorted(self._sessions.items()) if session.durable.purged is None]
+        base = self._wal.length
+        data, sizes = records.bumps(
+            np.array([session.id for session in live], np.uint64),
+            np.array([session.durable.n_events for session in live], np.uint64),
+            np.array([session.durable.epoch + 1 for session in live], np.uint64),
+            self._clock(),
+            self._wal.version,
+        )
+        self._wal.append(data)
+        for session, size in zip(live, sizes.tolist(), strict=True):
+            session.frames.append(base)
+            state = session.durable
+            state.n_events += 1  # no one has seen this state yet
+            state.epoch += 1
+            base += size
+
+    # reading
+
+    @property
+    def version(self) -> int:
+        """Of the log's format: 1 or 2."""
+        return self._wal.version
+
+    @property
+    def failed(self) -> bool:
+        """A sync failed: commits are refused until `reopen`."""
+        return self._wal.failed
+
+    def session(self, session: int) -> Session:
+        """A live session. Raises UnknownSession and PurgedSession."""
+        found = self._sessions.get(session)
+        if found is None or not found.frames:
+            raise UnknownSession(session)
+        if found.durable.purged is not None:
+            raise PurgedSession(session)
+        return found
+
+    def any_session(self, session: int) -> Session | None:
+        """A session even when it was purged: what live ones inherit of it is still in the log."""
+        return self._sessions.get(session)
+
+    def session_ids(self) -> list[int]:
+        """Live sessions, ascending."""
+        return sorted(session.id for session in self.live())
+
+    def live(self) -> Iterator[Session]:
+        """Live sessions, in no order."""
+        return (session for session in self._sessions.values() if session.frames and session.durable.purged is None)
+
+    def linked_children(self, session: int) -> list[Session]:
+        """Sessions whose records name this one as their parent, ascending: purged and re-rooted ones too."""
+        return [self._sessions[child] for child in sorted(self._children.get(session, ()))]
+
+    def children(self, session: int) -> list[Session]:
+        """Live sessions whose parent this is, ascending."""
+        return [
+            child
+            for child in self.linked_children(session)
+            if child.frames and child.durable.purged is None and not child.rerooted
+        ]
+
+    def read_frames(self, offsets: Iterable[int]) -> Iterator[ev.Event]:
+        """The events at these places of the log."""
+        version = self._wal.version
+        return (records.event(payload, version)[1] for payload in self._wal.payloads(offsets))
+
+    def subscribe(self, session: int, cursor: int = 0, previews: bool = False) -> Subscription:
+        """Follow a session's committed events from `cursor` on. Raises UnknownSession and PurgedSession."""
+        return self.subscriptions.add(session, self.session(session).events(cursor), previews)
+
+    # writing
+
+    def new_session(self) -> int:
+        """An id that no session ever had: for the Created, Forked or Rebased record that makes it."""
+        session = self._next_session
+        self._next_session += 1
+        return session
+
+    def stage(self, batch: Sequence[Record]) -> Commit:
+        """Give records their ids and times, and put them in line for the next sync, all or none.
+
+        Nothing here looks at the rules of sessions. Raises LogIOError when the log takes no more, UnknownSession and
+        PurgedSession.
+        """
+        if self._closed or self._wal.failed:
+            raise LogIOError(self.path, "the log is closed" if self._closed else "a sync of the log failed earlier")
+        now = self._clock()
+        version = self._wal.version
+        time_ms = now if version > 1 else 0
+        staged: list[_Staged] = []
+        chunks: list[bytes] = []
+        undo: list[tuple[Session, State]] = []
+        try:
+            for session_id, body in batch:
+                session = self._sessions.get(session_id) or self._begin(session_id, body)
+                before = session.whole_ahead()
+                undo.append((session, before))
+                if before.purged is not None:
+                    raise PurgedSession(session_id)
+                epoch = before.epoch + 1 if type(body) is ev.EpochBump else before.epoch
+                event = ev.Event(before.n_events, epoch, time_ms, body)
+                chunk = records.frame(session_id, event, version)
+                span = getattr(body, "span", None)
+                if span is not None and len(span):
+                    session.extend(span)
+                session.ahead = state = before.after(event)
+                staged.append(_Staged(session, event, state, len(chunk)))
+                chunks.append(chunk)
+        except BaseException:
+            for session, before in reversed(undo):
+                session.ahead = before
+                self._unmake(session)
+            raise
+        commit = Commit(staged, chunks)
+        if staged:
+            self._queue.append(commit)
+            self._staged.set()
+        else:
+            commit.finish()
+        return commit
+
+    async def commit(self, batch: Sequence[Record]) -> list[ev.Event]:
+        """Stage records and wait until they are durable. Raises as `stage` and `Commit.wait` do."""
+        return await self.stage(batch).wait()
+
+    async def perform(self, plan: Callable[[], Sequence[Record]]) -> list[ev.Event]:
+        """Commit what a rule plans; when the rule refuses, what the attempt leaves is committed and the refusal raised.
+
+        Between the plan and its place in the log nothing else happens.
+        """
+        try:
+            batch = plan()
+        except SessionError as refusal:
+            if refusal.records:
+                await self.commit(refusal.records)
+            raise
+        return await self.commit(batch)
+
+    def _begin(self, session_id: int, body: ev.Body) -> Session:
+        if isinstance(body, ev.Created):
+            session = Session(self, session_id, body.parent, 0, new_state())
+            session.begin_stream(None)
+        elif isinstance(body, ev.Forked | ev.Rebased):
+            parent = self.session(body.parent)
+            state = parent.state_at(body.fork_at)
+            session = Session(self, session_id, body.parent, body.fork_at, state)
+            session.begin_stream(parent.stream()[: state.n_tokens])
+        else:
+            raise UnknownSession(session_id)
+        self.adopt(session)
+        return session
+
+    def adopt(self, session: Session) -> None:
+        """Take a session in; only `replay` and `stage` make any."""
+        self._sessions[session.id] = session
+        if session.parent_link is not None:
+            self._children.setdefault(session.parent_link, []).append(session.id)
+
+    def _take_back(self, staged: Iterable[_Staged]) -> None:
+        for one in staged:
+            one.session.ahead = one.session.durable
+            self._unmake(one.session)
+
+    def _unmake(self, session: Session) -> None:
+        """Forget a session whose first record never came to be in line."""
+        if session.frames or session.ahead is not session.durable or session.id not in self._sessions:
+            return
+        del self._sessions[session.id]
+        self._touched.pop(session.id, None)
+        if session.parent_link is not None:
+            self._children[session.parent_link].remove(session.id)
+
+    # the sync
+
+    def flush(self) -> None:
+        """Write and sync what is staged, here and now: for callers without a running `run`."""
+        while batch := self._take():
+            self._settle(batch, self._write(batch))
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """The `wal` task: one write and one sync for all commits that are ready together, in a thread.
+
+        When cancelled it writes what is staged, and the store takes no more.
+        """
+        limiter = trio.CapacityLimiter(1)
+        task_status.started()
+        try:
+            while True:
+                if not self._queue:
+                    self._staged = trio.Event()
+                    await self._staged.wait()
+                await trio.lowlevel.checkpoint()  # let the other tasks of this step stage theirs too
+                await self._write_behind(limiter)
+        finally:
+            self._closed = True
+            with trio.CancelScope(shield=True):
+                while self._queue:
+                    await self._write_behind(limiter)
+
+    async def _write_behind(self, limiter: trio.CapacityLimiter) -> None:
+        with trio.CancelScope(shield=True):
+            if batch := self._take():
+                self._writing = True
+                error = await trio.to_thread.run_sync(self._write, batch, limiter=limiter)
+                self._writing = False
+                self._settle(batch, error)
+
+    def _take(self) -> list[Commit]:
+        batch, self._queue = self._queue, []
+        return batch
+
+    def _write(self, batch: list[Commit]) -> LogIOError | None:
+        try:
+            self._wal.append(b"".join(chunk for commit in batch for chunk in commit.chunks))
+        except LogIOError as error:
+            return error
+        return None
+
+    def _settle(self, batch: list[Commit], error: LogIOError | None) -> None:
+        if error is None:
+            self._publish(batch)
+            return
+        logger.error("%s", error)
+        batch = batch + self._take()  # what was staged meanwhile stands on what was lost
+        for commit in reversed(batch):
+            self._take_back(reversed(commit.staged))
+        for commit in batch:
+            commit.finish(error)
+
+    def _publish(self, batch: list[Commit]) -> None:
+        offset = self._wal.length - sum(one.size for commit in batch for one in commit.staged)
+        for commit in batch:
+            for one in commit.staged:
+                session = one.session
+                session.note_frame(offset, one.event.body)
+                session.durable = one.state
+                offset += one.size
+                self.subscriptions.publish(session.id, one.event)
+                if one.state.purged is not None:
+                    self._bury(session)
+            commit.finish()
+
+    def _bury(self, session: Session) -> None:
+        if session.durable.purged == ev.Descendants.Reroot:
+            for child in self.children(session.id):
+                child.rerooted = True
+        session.forget()
+        self._touched.pop(session.id, None)
+        self.subscriptions.end(session.id, PURGED)
+
+    # streams in memory
+
+    def touched(self, session: Session) -> None:
+        """A session's stream is in use: keep it longest, and let go of those that were not for long."""
+        touched = self._touched
+        if session.id in touched:
+            touched.move_to_end(session.id)
+            return
+        touched[session.id] = session
+        if len(touched) % 16 == 0 and sum(one.resident for one in touched.values()) > RESIDENT_TOKENS:
+            for one in list(touched.values())[: len(touched) // 2]:
+                if one is not session and one.let_go():
+                    del touched[one.id]
+
+    # ends
+
+    def reopen(self) -> None:
+        """After a failed sync: cut the log to what was durable, and read it back. Sessions are new objects then.
+
+        Raises as `open` does, and LogIOError while a sync runs.
+        """
+        if self._writing:
+            raise LogIOError(self.path, "a sync of the log is still running")
+        self._take_back(one for commit in reversed(self._queue) for one in reversed(commit.staged))
+        for commit in self._take():
+            commit.finish(LogIOError(self.path, "the log was opened again"))
+        self.subscriptions.close(PUBLISHER_CLOSED)
+        self._wal.close()
+        self.http.close()
+        self._load()
+
+    def close(self) -> None:
+        """Write what is staged when that is still possible, end subscriptions, and let go of the files and the lock."""
+        if not self._wal.failed:
+            self.flush()
+        self._closed = True
+        self.subscriptions.close(PUBLISHER_CLOSED)
+        self._wal.close()
+        self.http.close()
+        self._lock.close()
