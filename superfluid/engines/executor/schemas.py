@@ -41,9 +41,8 @@ def _close(schema: Any) -> Any:
             closed[key] = [_close(inner) for inner in found]
     if isinstance(found := closed.get("allOf"), list) and len(found) == 1 and branches_stand_alone:
         closed["allOf"] = [_close(found[0])]
-    closed["items"] = _close(closed["items"]) if "items" in closed else None
-    if closed["items"] is None:
-        del closed["items"]
+    if "items" in closed:
+        closed["items"] = _close(closed["items"])
     if not _FIXED & closed.keys() and not _COMBINED & closed.keys():
         _close_members(closed)
     return closed

@@ -114,10 +114,12 @@ class _Writing:
         return f"({self._vocabulary.any_but(excluded)})*"
 
     def _text_to(self, end: list[str | int]) -> str:
-        """Text without markers; a marker that follows ends it by itself, plain text needs its first match."""
+        """Text without markers, and the plain text that begins `end`, which without a marker is its first match."""
         if not end or isinstance(end[0], int):
             return _ANY_TEXT
-        return self._rule(f"[suffix={_quoted(end[0])}]: {_ANY_TEXT}")
+        if len(end) == 1:
+            return self._rule(f"[suffix={_quoted(end[0])}]: {_ANY_TEXT}")
+        return f"/(?s:.*){_escaped(end[0])}/"
 
     # ---- composites
 
@@ -211,6 +213,10 @@ def _quoted(text: str) -> str:
 
 def _regex(pattern: str) -> str:
     return f"/{regex_to_lark(pattern)}/" if pattern else ""
+
+
+def _escaped(text: str) -> str:
+    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 def _ends_in_text(node: Any) -> bool:
