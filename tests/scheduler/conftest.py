@@ -1,12 +1,13 @@
 """A scheduler over a MockEngine in process."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import attrs
 import pytest
 import trio
 
+from superfluid.engines.mock.config import MockConfig
 from superfluid.observe.metrics import ModelMetrics
 from superfluid.scheduler.loop import Scheduler, SchedulerConfig
 from tests.scheduler.doubles import MemoryStore, MockLink, WordCodec
@@ -30,17 +31,29 @@ class Bench:
 
 
 class MakeBench:
+    """Makes benches; their links are closed when the test is over."""
+
+    def __init__(self) -> None:
+        self.links: list[MockLink] = []
+
+    def link(self, config: MockConfig | None = None) -> MockLink:
+        self.links.append(MockLink(config))
+        return self.links[-1]
+
     def __call__(
         self, config: SchedulerConfig | None = None, *, codec: WordCodec | None = None, link: MockLink | None = None
     ) -> Bench:
         store, metrics = MemoryStore(), ModelMetrics()
         scheduler = Scheduler(store, codec or WordCodec(), config or SchedulerConfig(), metrics, "mock")
-        return Bench(scheduler, link or MockLink(), store, metrics)
+        return Bench(scheduler, link or self.link(), store, metrics)
 
 
 @pytest.fixture
-def make_bench() -> MakeBench:
-    return MakeBench()
+def make_bench() -> Iterator[MakeBench]:
+    make = MakeBench()
+    yield make
+    for link in make.links:
+        link.close()
 
 
 @pytest.fixture

