@@ -1,5 +1,10 @@
-from superfluid.engines.engine import FaultCode, Status, TickStatus
-from superfluid.engines.primitives import CapacityError
+import json
+
+import pytest
+
+from superfluid.engines.engine import EngineError, EngineFatal, FaultCode, Status, TickStatus
+from superfluid.engines.executor.core import PrefillRate
+from superfluid.engines.primitives import CapacityError, FatalError
 from superfluid.link import linkw
 from tests.executor.rig import Rig, greedy, some
 
@@ -176,3 +181,112 @@ def test_head_only_runtimes_hold_back_and_leave_checkpoints() -> None:
     assert tokens == greedy(prompt, 3)
     rig.retire(1)
     assert rig.offers([*prompt, *tokens, 1]) == [(203, 0), (199, 0)]
+
+
+SCHEMA = '{"type":"object","properties":{"a":{"type":"boolean"}},"required":["a"]}'
+
+
+def test_a_grammar_holds_a_lane_and_ends_it() -> None:
+    rig = Rig()
+    grammar = rig.engine.grammar_create(SCHEMA)
+    tokens, events = rig.start(1, [1, 2], 60, grammar_handle=grammar)
+    assert events.emits[0].finish == 3
+    text = b"".join(rig.fake.vocabulary().token_bytes[token] for token in tokens)
+    assert json.loads(text)["a"] in (True, False)
+    assert rig.refused(admits=[rig.admit(2, [1], grammar_handle=grammar)]) == Status.RejectIllegalCombination
+    rig.engine.grammar_free(grammar)
+    with pytest.raises(EngineError):
+        rig.engine.grammar_free(grammar)
+    rig.retire(1)
+    assert rig.refused(admits=[rig.admit(2, [1], grammar_handle=grammar)]) == Status.RejectIllegalCombination
+
+
+def test_a_grammar_goes_on_after_its_replay() -> None:
+    rig = Rig()
+    grammar = rig.engine.grammar_create(SCHEMA)
+    whole, _ = rig.start(1, [1, 2], 60, grammar_handle=grammar)
+    rig.retire(1)
+    prompt = [1, 2, *whole[:3]]
+    assert (
+        rig.refused(admits=[rig.admit(2, prompt, grammar_handle=grammar, grammar_replay=4)])
+        == rig.refused(admits=[rig.admit(2, prompt, grammar_replay=3)])
+        == rig.refused(admits=[rig.admit(2, prompt, grammar_handle=grammar, grammar_replay=6)])
+        == Status.RejectIllegalCombination
+    )
+    rest, _ = rig.start(2, prompt, 60, grammar_handle=grammar, grammar_replay=3)
+    assert rest == whole[3:]
+
+
+def test_a_logit_bias_outlives_its_handle() -> None:
+    rig = Rig()
+    bias = rig.engine.logit_bias_create([42, 5000, -1], [100.0, 1.0, 1.0])
+    tokens, _ = rig.start(1, [1, 2], 2, logit_bias_handle=bias)
+    rig.engine.logit_bias_free(bias)
+    assert tokens + rig.decode(1, 1) == [42, 42, 42]
+    assert rig.refused(admits=[rig.admit(2, [1], logit_bias_handle=bias)]) == Status.RejectIllegalCombination
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_device_sampling_says_what_the_host_would(draws: bool) -> None:
+    params = linkw.SamplingParams(0.8, top_k=20, flags=1)
+    plain, device = Rig(), Rig(engine_sampling=True, engine_draws=draws)
+    for sampling in (0, 1):
+        said = [
+            rig.start(1, [1, 2], 6, params=params, sampling=sampling, rng_counter_base=2**64 - 2)[0]
+            for rig in (plain, device)
+        ]
+        assert said[0] == said[1]
+        plain.retire(1)
+        device.retire(1)
+    assert device.fake.calls["step_sampled"] == (10 if draws else 5)
+
+
+def test_a_draw_depends_on_its_place_in_the_stream_alone() -> None:
+    params = linkw.SamplingParams(0.9, repeat_penalty=1.2, presence_penalty=0.3, flags=1)
+    rig = Rig()
+    prompt = some(12)
+    whole, _ = rig.start(1, prompt, 10, params=params, sampling=1, rng_counter_base=77)
+    for cut in (1, 4, 9):
+        stream = [*prompt, *whole[:cut]]
+        rest, _ = rig.start(
+            cut + 1, stream, 10 - cut, params=params, sampling=1, rng_counter_base=77 + cut, decode_replay=cut
+        )
+        rest += rig.decode(cut + 1, cut) if cut < 10 else []
+        assert rest[: 10 - cut] == whole[cut:]
+
+
+def test_latency_and_rate_size_the_steps() -> None:
+    rate = PrefillRate()
+    assert rate.step_tokens(512, True) == 512 and rate.synchronous(512, False)
+    rate.measured(127, 9)
+    assert rate.seconds is None
+    rate.measured(1000, 1)
+    assert rate.step_tokens(512, True) == 256 and rate.step_tokens(512, False) == 512
+    assert rate.step_tokens(0, True) == 256 and rate.step_tokens(64, True) == 64
+    rate.measured(1000, 11)
+    assert rate.seconds == pytest.approx(0.004) and rate.step_tokens(512, True) == 128
+    assert rate.synchronous(512, False) and not rate.synchronous(64, False) and rate.synchronous(64, True)
+
+
+def test_an_emit_that_the_ring_cannot_hold_faults_the_lane() -> None:
+    rig = Rig()
+    rig.start(1, [1, 2])
+    events = rig.tick(decodes=[linkw.LaneDecode(1, 1030)])
+    assert events.faults == [linkw.LaneFault(1, FaultCode.BOUNDS)] and not events.emits
+
+
+def test_a_broken_runtime_ends_the_worker() -> None:
+    rig = Rig()
+    rig.start(1, [1, 2])
+    rig.fake.fail_next("step", FatalError("gone"))
+    with pytest.raises(EngineFatal):
+        rig.decode(1, 1)
+
+
+def test_the_record() -> None:
+    record = json.loads(Rig(verify_rows=True, export_encodings=(0, 1)).engine.capability_descriptor() or "")
+    assert record["serving"]["speculation_strategies"] == ["prompt-lookup"]
+    assert record["serving"]["park_lossy"] is True and record["state"]["rollback"] is True
+    assert record["serving"]["tick_yield"] == "a tick's prefill is one step"
+    record = json.loads(Rig(verify_rows=True, head_only=True).engine.capability_descriptor() or "")
+    assert record["serving"]["speculation_strategies"] == []

@@ -1,7 +1,7 @@
 """The executor: an Engine over a runtime that only implements the primitives."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from superfluid.engines.engine import (
 )
 from superfluid.engines.executor import sequences
 from superfluid.engines.executor.core import Core
+from superfluid.engines.executor.grammar import GrammarCompiler
 from superfluid.engines.executor.lanes import GrammarSlot
 from superfluid.engines.executor.leases import LEASE_TICKS
 from superfluid.engines.executor.record import capability_record
@@ -29,9 +30,6 @@ from superfluid.engines.primitives import Primitives
 from superfluid.link import linkw
 from superfluid.shm.control import Control
 from superfluid.shm.ring import Ring
-
-if TYPE_CHECKING:
-    from superfluid.engines.executor.grammar import GrammarCompiler
 
 
 class Executor(Engine):
@@ -52,7 +50,7 @@ class Executor(Engine):
         self._core = Core(primitives, max_seq_len, max_batch)
         self._state = StateOps(self._core)
         self._record_overrides = dict(record_overrides or {})
-        self._compiler: GrammarCompiler | None = None
+        self._grammars = GrammarCompiler(self._core.vocabulary)
         self._last_grammar = self._last_bias = 0
 
     # ---- rings and control words
@@ -215,10 +213,10 @@ class Executor(Engine):
     # ---- constraints
 
     def grammar_create(self, json_schema: str) -> int:
-        return self._add_grammar(GrammarSlot(self._grammars().schema(json_schema)))
+        return self._add_grammar(GrammarSlot(self._grammars.schema(json_schema)))
 
     def grammar_create_structural(self, tag_json: str) -> int:
-        return self._add_grammar(GrammarSlot(self._grammars().structural(tag_json)))
+        return self._add_grammar(GrammarSlot(self._grammars.structural(tag_json)))
 
     def grammar_free(self, grammar: int) -> None:
         slot = self._core.grammars.get(grammar)
@@ -228,19 +226,6 @@ class Executor(Engine):
             slot.freed = True
         else:
             del self._core.grammars[grammar]
-
-    def _grammars(self) -> "GrammarCompiler":
-        if self._compiler is None:
-            vocabulary = self._core.vocabulary
-            if vocabulary is None or not vocabulary.eos:
-                raise EngineError(
-                    Status.Unsupported,
-                    "grammars need a vocabulary" if vocabulary is None else "grammars need a stop token",
-                )
-            from superfluid.engines.executor.grammar import GrammarCompiler  # slow to import, seldom wanted
-
-            self._compiler = GrammarCompiler(vocabulary)
-        return self._compiler
 
     def _add_grammar(self, slot: GrammarSlot) -> int:
         self._last_grammar += 1

@@ -1,19 +1,15 @@
 """Lanes: one stream each, and where it stands."""
 
-from typing import TYPE_CHECKING
-
 import attrs
 import numpy as np
 
 from superfluid.engines.engine import PARAM_IGNORE_EOS, Sampling
+from superfluid.engines.executor.grammar import Grammar, Matcher
 from superfluid.engines.executor.leases import Lease
 from superfluid.engines.executor.sampling import LaneDraws
 from superfluid.engines.executor.sequences import NO_TOKENS, Sequence
 from superfluid.engines.primitives import Feed, TokenArray
 from superfluid.link import linkw
-
-if TYPE_CHECKING:
-    from superfluid.engines.executor.grammar import Grammar, Matcher
 
 STREAM_ROOM = 512  # ids a stream's buffer has to spare when it grows
 
@@ -22,7 +18,7 @@ STREAM_ROOM = 512  # ids a stream's buffer has to spare when it grows
 class GrammarSlot:
     """A grammar handle; it serves one lane at a time, and one freed in use goes with its lane."""
 
-    grammar: "Grammar"
+    grammar: Grammar
     in_use: bool = False
     freed: bool = False
 
@@ -42,7 +38,7 @@ class Lane:
     prefill_end: int
     stream: TokenArray = attrs.field(repr=False)
     lease: Lease | None = None
-    matcher: "Matcher | None" = None
+    matcher: Matcher | None = None
     grammar: GrammarSlot | None = None
     prefilled: int = 0
     ingested: int = 0

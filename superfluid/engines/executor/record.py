@@ -9,6 +9,7 @@ from superfluid.engines.primitives import Description, Vocabulary
 
 LOSSLESS = 0
 STRATEGY = "prompt-lookup"
+MEDIA = ("image_encode", "gemma_audio_encode", "whisper_transcribe", "whisper_translate")
 NOT_CUT = "the state of this model cannot be cut back"
 
 
@@ -24,10 +25,7 @@ def static_record(of: Description) -> dict[str, Any]:
             "embedding": f"{of.id} serves no embeddings",
             "speech_to_text": f"{of.id} serves no speech",
         },
-        "modalities": dict.fromkeys(
-            ("image_encode", "gemma_audio_encode", "whisper_transcribe", "whisper_translate"),
-            f"{of.id} takes text only",
-        ),
+        "modalities": dict.fromkeys(MEDIA, f"{of.id} takes text only"),
         "serving": {
             "sequences": True,
             "host_logits": True,
