@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from superfluid.codec.channels import Router, Splitter
+from superfluid.codec.channels import PairSplitter, Router, Splitter
 from superfluid.codec.conversation import Json, Turn, normalized_tools, turns_of
 from superfluid.codec.dialects.chatml import ChatMl
 from superfluid.codec.dialects.dialect import Dialect, DialectRefused, History, Raw
@@ -93,7 +93,8 @@ class Codec:
             if dialect == "template":
                 if template is None:
                     raise DialectRefused(why)
-                return cls(encoder, TemplateDialect(encoder, template), template, None)
+                made = TemplateDialect(encoder, template)
+                return cls(encoder, made, template, None if made.append_stable else made.notice)
             if dialect == "atem":
                 raise DialectRefused("the atem dialect is not built yet")
         except DialectRefused as refusal:
@@ -170,11 +171,21 @@ class Codec:
 
     # -- lanes
 
-    def router(self, start_channel: int = 0, open_tokens: Sequence[int] = (), *, ignore_eos: bool = False) -> Router:
+    def router(
+        self,
+        start_channel: int = 0,
+        open_tokens: Sequence[int] = (),
+        *,
+        ignore_eos: bool = False,
+        plain: bool = False,
+    ) -> Router:
         """A lane's router. It starts where `open_tokens` (the open turn: its opener and what was generated since)
-        leave off, else in `start_channel`. `ignore_eos` lets the turn go on past a terminator."""
+        leave off, else in `start_channel`. `ignore_eos` lets the turn go on past a terminator; `plain` keeps
+        everything in the text channel (raw completions)."""
 
         def make() -> Splitter:
+            if plain:
+                return PairSplitter(self.encoder.table, ())
             splitter = self.dialect.splitter(terminate=not ignore_eos)
             if open_tokens:
                 splitter.feed(open_tokens)

@@ -6,6 +6,7 @@ stand-ins is the same in both, what stands in their places is content, and conte
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import attrs
@@ -15,8 +16,9 @@ from superfluid.codec.framing import Encoder, Piece, content, framing
 from superfluid.codec.template import ChatTemplate, TemplateFailed
 
 WORD = "SUPERFLUIDSTANDIN"
-# The reasoning markers that templates look for in assistant texts, to cut what stands between them.
-REASONING_MARKERS = frozenset(["<think>", "</think>", "<|channel>", "<channel|>", "[THINK]", "[/THINK]"])
+# What templates cut reasoning out of assistant texts by: (opener, closer).
+REASONING_CUTS = (("<think>", "</think>"), ("<|channel>", "<channel|>"), ("[THINK]", "[/THINK]"))
+_CUT_MARKERS = re.compile("(" + "|".join(re.escape(marker) for cut in REASONING_CUTS for marker in cut) + ")")
 
 
 class StandIns:
@@ -29,28 +31,51 @@ class StandIns:
             self.word += "Q"
         self._markers = encoder.marker_pattern
         self.texts: list[str] = []
-        self.whole: set[int] = set()  # stand-ins for whole texts, which must be rendered exactly once
+        self._numbers: dict[str, int] = {}  # equal texts share a stand-in: templates compare messages
+        self.joints: set[tuple[str, str, str]] = set()  # client text between two stand-ins: content where it survives
+        self.due: Counter[int] = Counter()  # how often the stand-ins of whole texts must be rendered
 
     def text(self, original: str) -> str:
         """A stand-in for a whole client text; a blank one stands for itself."""
         if not original.strip():
             return original
-        self.whole.add(len(self.texts))
-        return self._add(original)
+        stood = self._add(original)
+        self.due[self._numbers[original]] += 1
+        return stood
 
     def markers(self, original: str) -> str:
         """`original` with a stand-in for every marker in it."""
         return self._markers.sub(lambda match: self._add(match[0]), original)
 
-    def markers_but_reasoning(self, original: str) -> str:
-        """The same, but the markers that templates cut reasoning by stay."""
-        return self._markers.sub(
-            lambda match: match[0] if match[0] in REASONING_MARKERS else self._add(match[0]), original
-        )
+    def cut_text(self, original: str) -> str:
+        """An assistant's text with only the last closer of its reasoning, and the opener before it, left in place."""
+        for opener, closer in REASONING_CUTS:
+            head, found, answer = original.rpartition(closer)
+            if found:
+                before, opened, thought = head.partition(opener)
+                if not opened:
+                    before, thought = "", head
+                return "".join([self._core(before), opened, self._core(thought), closer, self._core(answer)])
+        return self._core(original)
+
+    def segments(self, original: str) -> str:
+        """An assistant's text with every marker that reasoning is cut by left in place, stand-ins between them."""
+        stood = "".join([p if i % 2 else self._core(p) for i, p in enumerate(_CUT_MARKERS.split(original))])
+        parts = self.split(stood)
+        self.joints.update(zip(parts[1:-2:2], parts[2:-1:2], parts[3::2], strict=True))
+        return stood
+
+    def _core(self, original: str) -> str:
+        """A stand-in for a text that need not be rendered, the white space around it left in place."""
+        core = original.strip()
+        return original.replace(core, self._add(core), 1) if core else original
 
     def _add(self, original: str) -> str:
-        self.texts.append(original)
-        return f"{self.word}{len(self.texts) - 1}Z"
+        number = self._numbers.get(original)
+        if number is None:
+            number = self._numbers[original] = len(self.texts)
+            self.texts.append(original)
+        return f"{self.word}{number}Z"
 
     def split(self, rendered: str) -> list[str]:
         """The text before the first stand-in, its number, the text up to the next, and so on."""
@@ -60,7 +85,8 @@ class StandIns:
         """The pieces of `real`, guided by the same render with stand-ins; None when they do not fit."""
         parts = self.split(stood)
         numbers = [int(n) for n in parts[1::2]]
-        if sorted(n for n in numbers if n in self.whole) != sorted(self.whole) or not real.startswith(parts[0]):
+        rendered = Counter(numbers)
+        if any(rendered[n] != due for n, due in self.due.items()) or not real.startswith(parts[0]):
             return None
         pieces = [framing(parts[0])]
         at = len(parts[0])
@@ -73,7 +99,8 @@ class StandIns:
                     break
             else:
                 return None
-            pieces += [content(form), framing(after)]
+            joint = not last and (parts[2 * i + 1], after, parts[2 * i + 3]) in self.joints
+            pieces += [content(form), Piece(after, joint)]
             at = end + len(after)
         return pieces if at == len(real) else None
 
@@ -166,9 +193,8 @@ def render_protected(template: ChatTemplate, encoder: Encoder, conversation: Con
     sources = [*texts, template.sources]
     attempts: list[Callable[[StandIns], Callable[[Turn, str], str]]] = [
         lambda stand: lambda turn, text: stand.text(text),
-        lambda stand: (
-            lambda turn, text: stand.markers_but_reasoning(text) if turn.role == "assistant" else stand.text(text)
-        ),
+        lambda stand: lambda turn, text: stand.cut_text(text) if turn.role == "assistant" else stand.text(text),
+        lambda stand: lambda turn, text: stand.segments(text) if turn.role == "assistant" else stand.text(text),
     ]
     for attempt in attempts:
         stand = StandIns(encoder, sources)

@@ -8,7 +8,7 @@ from superfluid.codec.blocks import UnknownBlockKind, block_text
 from superfluid.codec.channels import REASONING, TEXT, TOOL_CALL, Pair
 from superfluid.codec.conversation import Call, Json, Turn
 from superfluid.codec.dialects.dialect import ROLE_NAMES, ConversationRefused, Dialect, History
-from superfluid.codec.framing import Encoder, Piece, joined
+from superfluid.codec.framing import Encoder, Piece, framing, joined
 from superfluid.codec.protect import Conversation, StandIns, render_protected
 from superfluid.codec.template import ChatTemplate, TemplateFailed
 from superfluid.codec.tokenizer import is_prefix
@@ -58,26 +58,43 @@ class TemplateDialect(Dialect):
         return True
 
     def _learn_opener(self, thinking: bool | None) -> list[int]:
+        """The tokens of a session's generation prompt: what the render with it has beyond the one without."""
         kwargs = {} if thinking is None else {"enable_thinking": thinking}
         conversation = Conversation([Turn("user", "probe")], kwargs=kwargs)
         try:
-            _, opener = self._prompt(conversation)
+            plain = conversation.render(self.template)
+            prompted = attrs.evolve(conversation, generation=True).render(self.template)
         except TemplateFailed:
             return []
-        return opener
+        return self.encoder.encode_framing(prompted[self._shared(plain, prompted) :])
 
     def _learn_separator(self) -> list[int]:
-        """What the template writes behind the token that ends an assistant's turn."""
+        """What the template writes between the token that ends an assistant's turn and the next turn."""
         word = StandIns(self.encoder, [self.template.sources]).word
-        conversation = Conversation([Turn("user", "x"), Turn("assistant", word)])
+        before = [Turn("user", "x"), Turn("assistant", word)]
+        question = Turn("user", "w")
         try:
-            _, found, tail = conversation.render(self.template).partition(word)
-        except TemplateFailed:
+            whole = Conversation([*before, question]).render(self.template)
+            added = joined(self._past([framing(whole)], before, question, None))
+        except (TemplateFailed, ConversationRefused):
             return []
-        ids = self.encoder.encode_framing(tail) if found else []
+        _, found, tail = whole.removesuffix(added).partition(word)
+        ids = self.encoder.encode_framing(tail) if found and whole.endswith(added) else []
         ends = self.encoder.tokenizer.stop_ids | self.terminators
         at = next((i for i, token in enumerate(ids) if token in ends), None)
         return ids[at + 1 :] if at is not None else []
+
+    def _shared(self, one: str, other: str) -> int:
+        """Length of the common beginning of two renders; it never ends inside a marker."""
+        length = common_prefix(one, other)
+        for text in (one, other):
+            for match in self.encoder.marker_pattern.finditer(text, max(0, length - 256)):
+                if match.start() >= length:
+                    break
+                if match.end() > length:
+                    length = match.start()
+                    break
+        return length
 
     # -- whole renders
 
@@ -169,9 +186,19 @@ class TemplateDialect(Dialect):
             else:
                 raise ConversationRefused(str(error)) from error
             return self.encoder.encode(pieces, at_start=not has_tokens)
+        if not self.append_stable:  # an end of the conversation that the next turn takes away again is not the turn's
+            pieces = self._lasting(pieces, [*before, turn], tools)
         if before and has_tokens:
             pieces = self._past(pieces, before, turn, tools)
         return self.encoder.encode(pieces, at_start=not has_tokens)
+
+    def _lasting(self, pieces: list[Piece], turns: Sequence[Turn], tools: Sequence[Json] | None) -> list[Piece]:
+        """The part of a render that is there with a generation prompt too."""
+        try:
+            prompted = Conversation(turns, tools, generation=True).render(self.template)
+        except TemplateFailed:
+            return pieces
+        return split_pieces(pieces, self._shared(joined(pieces), prompted))[0]
 
     def _past(
         self, pieces: list[Piece], before: Sequence[Turn], turn: Turn, tools: Sequence[Json] | None
@@ -185,7 +212,11 @@ class TemplateDialect(Dialect):
         if text.startswith(earlier):
             return split_pieces(pieces, len(earlier))[1]
         last = before[-1].text.strip()  # rendered anew: continue behind the last turn that is in both
-        if last and (at := earlier.rfind(last)) >= 0:
+        at = earlier.rfind(last) if last else -1
+        if at >= 0:
+            shared = self._shared(earlier, text)
+            if shared >= at + len(last):
+                return split_pieces(pieces, shared)[1]
             tail = earlier[at:]
             own = text.rfind(turn.text.strip()) if turn.text.strip() else len(text)
             if (found := text.rfind(tail, 0, own)) >= 0:
@@ -220,6 +251,18 @@ def wired_pairs(encoder: Encoder, template: ChatTemplate) -> tuple[tuple[Pair, .
     if wire("<|tool_response>", "<tool_response|>", REASONING):
         terminators.append(ids["<|tool_response>"])
     return tuple(pairs), terminators
+
+
+def common_prefix(one: str, other: str) -> int:
+    """How many characters two texts have in common from their beginning, by bisection over native comparisons."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def split_pieces(pieces: Sequence[Piece], at: int) -> tuple[list[Piece], list[Piece]]:
