@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -106,24 +106,24 @@ class WorkerLink:
         """Slots of the inbound ring: spans that may be staged and not yet read."""
         return self._inbound.spec.slots
 
-    async def run(self) -> None:
-        """Read frames until the worker is gone, handing on emits and replies; raises WorkerGone at the end."""
+    async def run(self, describe: Callable[[], Awaitable[str]] | None = None) -> str:
+        """Read frames until the worker is gone, handing on emits and replies; why it is gone.
+
+        `describe` may say better how the process ended than the end of its stream does.
+        """
+        why = "the worker closed its link"
         try:
-            while True:
-                frames = await self._channel.receive_frames()
-                if not frames:
-                    raise WorkerGone("the worker closed its link")
+            while frames := await self._channel.receive_frames():
                 for frame in frames:
                     self._route(frame)
-        except WorkerGone as gone:
-            self._gone = str(gone)
-            raise
+            if describe is not None:
+                why = await describe()
         except (EnvelopeError, trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
-            self._gone = f"the link to the worker broke: {error}"
-            raise WorkerGone(self._gone) from error
+            why = f"the link to the worker broke: {error}"
         finally:
-            self._gone = self._gone or "the link was closed"
+            self._gone = why
             self._replied.set()
+        return why
 
     def _route(self, frame: Frame) -> None:
         if frame.correlation_id:

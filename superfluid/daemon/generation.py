@@ -103,7 +103,7 @@ def _truncates(rung: SamplingRequest | SamplingRung) -> bool:
 class GenerateOptions:
     """One generation as a route asks for it. `max_tokens` none fills the window; `logprobs` counts alternatives."""
 
-    sampling: SamplingRequest = SamplingRequest()
+    sampling: SamplingRequest = attrs.Factory(SamplingRequest)
     max_tokens: int | None = None
     ignore_eos: bool = False
     logprobs: int | None = None

@@ -103,7 +103,7 @@ class EngineHost:
         )
 
     @staticmethod
-    async def _start(argv: Sequence[str], environment: dict[str, str], moved: Sequence[int]) -> int:
+    async def _start(argv: list[str], environment: dict[str, str], moved: Sequence[int]) -> int:
         frames, descriptors, stderr = moved
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -51,8 +51,9 @@ class WorkerProgram:
         """Run one of its commands. Raises RuntimeUnusable when it does not answer in time or cannot be started."""
         try:
             return subprocess.run(
-                [*self.program, command, *self.prefix, *arguments], env=clean_environment(os.environ), stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, errors="replace", timeout=seconds, check=False,
+                [*self.program, command, *self.prefix, *arguments],
+                env=clean_environment(os.environ),
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=seconds, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise RuntimeUnusable(
@@ -101,7 +102,8 @@ class Runtime:
 
     @property
     def version(self) -> str | None:
-        return self.report["runtime"].get("version")
+        version: str | None = self.report["runtime"].get("version")
+        return version
 
     @property
     def aliases(self) -> list[str]:

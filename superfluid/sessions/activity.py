@@ -1,5 +1,7 @@
 """Which sessions are generating and which are being purged: the fences that rules look at."""
 
+from collections.abc import Container
+
 from superfluid.sessions.errors import PurgedSession, SessionBusy
 
 
@@ -7,7 +9,7 @@ class Activity:
     """Kept by whoever runs generations and purges."""
 
     def __init__(self) -> None:
-        self.busy: set[int] = set()  # a generation is queued or runs
+        self.busy: Container[int] = frozenset()  # a generation is queued or runs; set by who runs them
         self.purging: set[int] = set()
 
     def check_quiet(self, session: int) -> None:

@@ -177,6 +177,10 @@ async def serve(
     config.accesslog = None
     config.errorlog = None
     config.include_server_header = False
-    await hypercorn.trio.serve(  # type: ignore[call-arg]
-        Shielded(app), config, shutdown_trigger=shutdown.wait, mode="asgi", task_status=task_status  # type: ignore[arg-type]
+    await hypercorn.trio.serve(
+        Shielded(app),
+        config,
+        shutdown_trigger=shutdown.wait,
+        mode="asgi",
+        task_status=task_status,
     )

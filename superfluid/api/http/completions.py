@@ -92,7 +92,7 @@ async def completions(api: Api) -> Response:
     }
     if choices.stream:
         body = _stream(api, served, head, choices, started, replies, echoed, logprobs is not None)
-        return Response(body, headers=sse.HEADERS)  # type: ignore[arg-type]
+        return Response(body, headers=sse.HEADERS)
     await collect(api, started, replies)
     entries = [
         {

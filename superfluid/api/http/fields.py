@@ -65,7 +65,12 @@ class Fields:
         return value if value is default else int(value)
 
     def number(
-        self, name: str, low: float, high: float, default: T = None, message: str | None = None  # type: ignore[assignment]
+        self,
+        name: str,
+        low: float,
+        high: float,
+        default: T = None,  # type: ignore[assignment]
+        message: str | None = None,
     ) -> float | T:
         """A finite number within [low, high]."""
         value = self._typed(name, default, "a number", lambda v: isinstance(v, int | float) and not isinstance(v, bool))

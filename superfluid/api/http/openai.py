@@ -148,7 +148,7 @@ async def chat_completions(api: Api) -> Response:
     replies = [Reply(served.tokenizer, chat.choices.stop_filter(), one.max_tokens) for one in started]
     head = {"id": identity, "created": int(time.time()), "model": served.name, "system_fingerprint": FINGERPRINT}
     if chat.choices.stream:
-        return Response(_stream(api, head, chat, started, replies), headers=sse.HEADERS)  # type: ignore[arg-type]
+        return Response(_stream(api, head, chat, started, replies), headers=sse.HEADERS)
     await collect(api, started, replies)
     usage = usage_of(started, replies)
     body = {

@@ -27,7 +27,9 @@ def is_loopback(host: str | None) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True
     address = ip_address(host)
-    return address is not None and (address in ipaddress.ip_network("127.0.0.0/8") or address == ipaddress.ip_address("::1"))
+    return address is not None and (
+        address in ipaddress.ip_network("127.0.0.0/8") or address == ipaddress.ip_address("::1")
+    )
 
 
 def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

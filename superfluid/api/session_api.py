@@ -1,0 +1,140 @@
+"""One client of the session API, whatever carries it: each request becomes a call of the facade and its replies."""
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from superfluid.daemon.daemon import Daemon
+from superfluid.daemon.model import ModelFailed
+from superfluid.daemon.sessions import Sessions
+from superfluid.link import session_api as api
+from superfluid.link.events import Event
+from superfluid.scheduler.generation import Committed, Ended
+from superfluid.sessions.errors import SessionError, StoreError
+from superfluid.sessions.subscriptions import Subscription
+
+Send = Callable[[api.Response], Awaitable[None]]
+
+
+class Connection:
+    """Answers one client's requests, one at a time and in order; subscriptions run beside them in `nursery`."""
+
+    def __init__(self, daemon: Daemon, nursery: trio.Nursery, send: Send) -> None:
+        self._daemon = daemon
+        self._sessions: Sessions = daemon.default.sessions
+        self._nursery = nursery
+        self._send = send
+        self._subscriptions: dict[int, Subscription] = {}
+
+    async def handle(self, request: api.Request) -> None:
+        """Answer one request. Refusals are Err responses; errors of the transport go through."""
+        try:
+            if isinstance(request, api.GenerateRequest):
+                await self._generate(request)
+            elif isinstance(request, api.SubscribeRequest):
+                await self._subscribe(request)
+            elif isinstance(request, api.UnsubscribeRequest):
+                await self._unsubscribe(request)
+            else:
+                await self._send(await self._answer(request))
+        except (SessionError, StoreError, ModelFailed) as error:
+            await self._send(api.ErrResponse(str(error)))
+
+    async def _answer(self, request: api.Request) -> api.Response:
+        sessions = self._sessions
+        match request:
+            case api.CreateRequest(parent, params):
+                return api.CreatedResponse(await sessions.create(parent, params))
+            case api.AppendRequest(session, text, span):
+                return api.CommittedResponse(await sessions.append(session, text, span))
+            case api.AppendMessageRequest(session, role, text):
+                return api.CommittedResponse(await sessions.append_message(session, role, text))
+            case api.AppendSystemRequest(session, text, tools):
+                return api.CommittedResponse(await sessions.append_system(session, text, tools))
+            case api.AppendToolResultRequest(session, call_id, content):
+                return api.CommittedResponse(await sessions.append_tool_result(session, call_id, content))
+            case api.ReadRequest(session, cursor):
+                return api.EventsResponse(sessions.read(session, cursor))
+            case api.ListRequest():
+                return api.SessionsResponse(sessions.session_ids())
+            case api.CancelRequest(session):
+                sessions.cancel(session)
+                return api.CancellingResponse()
+            case api.ForkRequest(session, at_event, params):
+                return api.CreatedResponse(await sessions.fork(session, at_event, params))
+            case api.RebaseRequest(session, edits, params):
+                return api.CreatedResponse(await sessions.rebase(session, edits, params))
+            case api.TrimRequest(session, to_event):
+                return api.CreatedResponse(await sessions.trim(session, to_event))
+            case api.TreeRequest():
+                return api.TreeResponse(sessions.tree())
+            case api.SessionsRequest(include_archived):
+                return api.SessionListResponse(sessions.summaries(include_archived))
+            case api.SetMetaRequest(session, expected, title, archived):
+                return api.MetaResponse(await sessions.set_meta(session, expected, title, archived))
+            case api.SetQosRequest(session, class_, invariant):
+                return api.CommittedResponse(await sessions.set_qos(session, class_, invariant))
+            case api.InspectRequest(session):
+                return api.InspectionResponse(sessions.inspect(session))
+            case api.OpenToolCallsRequest(session):
+                return api.ToolCallsResponse(sessions.open_tool_calls(session))
+            case api.LedgerRequest(session):
+                return api.LedgerResponse(sessions.ledger(session))
+            case api.RequestPermissionRequest(session, call_id, text):
+                return api.CommittedResponse(await sessions.request_permission(session, call_id, text))
+            case api.RespondPermissionRequest(session, request_id, granted):
+                return api.CommittedResponse(await sessions.respond_permission(session, request_id, granted))
+            case api.RequestToolCancelRequest(session, call_id):
+                return api.CommittedResponse(await sessions.request_tool_cancel(session, call_id))
+            case api.AppendToolOutcomeRequest(session, call_id, outcome, note):
+                return api.CommittedResponse(await sessions.append_tool_outcome(session, call_id, outcome, note))
+            case api.MetricsRequest():
+                return api.TextResponse(self._daemon.metrics_page())
+            case _:
+                name = type(request).variant_name
+                return api.ErrResponse(f"protocol: {name} is not served by this server")
+
+    async def _generate(self, request: api.GenerateRequest) -> None:
+        """Deltas as their events commit, then the whole; a client that goes away cancels."""
+        events: list[Event] = []
+        async with await self._sessions.generate(request.session, request.max_tokens) as generation:
+            async for item in generation:
+                if isinstance(item, Committed):
+                    events += item.events
+                    for event in item.events:
+                        await self._send(api.DeltaResponse(event))
+                elif isinstance(item, Ended):
+                    await self._send(_ended(item, events))
+
+    async def _subscribe(self, request: api.SubscribeRequest) -> None:
+        number, subscription = self._sessions.subscribe(request.session, request.cursor, request.provisional)
+        self._subscriptions[number] = subscription
+        await self._send(api.SubscribedResponse(number))
+
+        async def follow() -> None:
+            try:
+                async for message in subscription:
+                    if isinstance(message, Event):
+                        await self._send(api.SubEventResponse(number, message))
+                    else:
+                        await self._send(api.SubProvisionalResponse(number, message.channel, message.text))
+                await self._send(api.SubEndedResponse(number, subscription.reason or ""))
+            finally:
+                self._sessions.unfollow(subscription)
+                self._subscriptions.pop(number, None)
+
+        self._nursery.start_soon(follow, name=f"subscription:{number}")
+
+    async def _unsubscribe(self, request: api.UnsubscribeRequest) -> None:
+        subscription = self._subscriptions.get(request.sub)
+        if subscription is None:
+            await self._send(api.ErrResponse(f"no subscription {request.sub} on this connection"))
+            return
+        subscription.close()
+        await self._send(api.UnsubscribedResponse())
+
+
+def _ended(end: Ended, events: list[Event]) -> api.Response:
+    if end.reason is not None:
+        return api.ErrResponse(f"generation failed: {end.reason}")
+    return api.GeneratedResponse(events, end.tokens_generated, end.finish, end.warm_prefix)

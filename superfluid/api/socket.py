@@ -1,0 +1,114 @@
+"""The session API on a unix socket: a u32 little-endian length, then a postcard request or response."""
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import trio
+
+from superfluid.api.session_api import Connection
+from superfluid.daemon.daemon import Daemon
+from superfluid.link import postcard
+from superfluid.link.session_api import MAX_FRAME, Request, Response
+
+LENGTH = struct.Struct("<I")
+READ_BYTES = 64 * 1024
+WAITING = 32  # requests read ahead of the one that is answered; beyond that the socket is not read
+BACKLOG = 128
+
+
+class SocketTaken(Exception):
+    """The socket's path cannot be used."""
+
+
+def bind(path: Path) -> trio.SocketListener:
+    """Listen on `path`, mode 0600; an old socket file is replaced (the sessions lock keeps two servers apart)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_socket():
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        why = "something else is there" if error.errno == errno.EADDRINUSE else error.strerror
+        raise SocketTaken(f"--socket {path}: {why}") from None
+    finally:
+        os.umask(mask)
+    listener.setblocking(False)
+    return trio.SocketListener(trio.socket.from_stdlib_socket(listener))
+
+
+async def run_socket(
+    daemon: Daemon, path: Path, task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Accept and answer until cancelled; the file goes at the end."""
+    listener = bind(path)
+    served = os.stat(path).st_ino
+
+    async def answer(stream: trio.SocketStream) -> None:
+        trio.lowlevel.current_task().name = f"session-connection:{stream.socket.fileno()}"
+        await serve_connection(daemon, stream)
+
+    try:
+        await trio.serve_listeners(answer, [listener], task_status=task_status)
+    finally:
+        try:
+            if os.stat(path).st_ino == served:  # not a successor's
+                path.unlink()
+        except FileNotFoundError:
+            pass
+
+
+async def serve_connection(daemon: Daemon, stream: trio.SocketStream) -> None:
+    """Answer one connection's requests in order, until it ends or sends what is no request."""
+    writing = trio.Lock()
+
+    async def send(response: Response) -> None:
+        payload = postcard.encode(response)
+        async with writing:
+            await stream.send_all(LENGTH.pack(len(payload)) + payload)
+
+    async with stream, trio.open_nursery() as nursery:
+        requests, received = trio.open_memory_channel[Request](WAITING)
+
+        async def read() -> None:
+            try:
+                async with requests:
+                    async for request in read_requests(stream):
+                        await requests.send(request)
+            except (trio.BrokenResourceError, postcard.PostcardError):
+                pass
+            nursery.cancel_scope.cancel()  # the connection is over: so is what it generates or follows
+
+        nursery.start_soon(read, name="session-requests")
+        connection = Connection(daemon, nursery, send)
+        try:
+            async for request in received:
+                await connection.handle(request)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            nursery.cancel_scope.cancel()
+
+
+async def read_requests(stream: trio.SocketStream) -> AsyncIterator[Request]:
+    """The requests of a stream. A frame too large or one that does not decode ends it (PostcardError)."""
+    buffer = bytearray()
+    while True:
+        while len(buffer) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(buffer)
+            if length > MAX_FRAME:
+                raise postcard.PostcardError(f"a frame of {length} bytes; {MAX_FRAME} is the most")
+            if len(buffer) < LENGTH.size + length:
+                break
+            payload = bytes(buffer[LENGTH.size : LENGTH.size + length])
+            del buffer[: LENGTH.size + length]
+            yield postcard.decode(Request, payload)
+        data = await stream.receive_some(READ_BYTES)
+        if not data:
+            return
+        buffer += data

@@ -1,0 +1,180 @@
+"""What all commands share: grouped help, errors in the program's words, hints for what was meant, exit codes."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+PROGRAM = "superfluid"
+HELP_WIDTH = 100
+HELP_FLAGS = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH, "show_default": True}
+PREFIX_HINT = 4  # a known name of which more than this many characters were typed is a hint
+
+
+class CommandError(Exception):
+    """A command that fails: a message for the operator and an exit code (1 run time, 2 usage, 4 no runtime)."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Option(click.Option):
+    """A flag of a command; `group` is the heading it stands under in the help."""
+
+    def __init__(self, *arguments: Any, group: str = "Options", **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.group = group
+
+
+class Number(click.ParamType[float]):
+    """An integer or a float within bounds, with errors that say what is expected and what was given."""
+
+    name = "n"
+
+    def __init__(self, low: float | None = None, high: float | None = None, *, whole: bool = True) -> None:
+        self.low, self.high, self.whole = low, high, whole
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            number = int(value) if self.whole else float(value)
+        except (TypeError, ValueError):
+            self.fail(f'a number, got "{value}"', param, ctx)
+        below = self.low is not None and number < self.low
+        above = self.high is not None and number > self.high
+        if below or above or number != number:
+            self.fail(f"{self._range()}, got {value}", param, ctx)
+        return number
+
+    def _range(self) -> str:
+        if self.high is None:
+            return f"at least {self.low:g}"
+        if self.low is None:
+            return f"at most {self.high:g}"
+        return f"{self.low:g} to {self.high:g}"
+
+
+class Choice(click.ParamType[str]):
+    """One of a few words."""
+
+    name = "choice"
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value not in self.words:
+            self.fail(f'one of {", ".join(self.words)}, got "{value}"', param, ctx)
+        return value
+
+
+class Command(click.Command):
+    """A command whose flags are shown in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            row = param.get_help_record(ctx)
+            if row is not None:
+                groups.setdefault(getattr(param, "group", "Options"), []).append(row)
+        for name, rows in groups.items():
+            with formatter.section(name):
+                formatter.write_dl(rows)
+
+
+class Program(click.Group):
+    """A program of commands, or a command of actions."""
+
+    command_class = Command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        name = args[0]
+        command = self.get_command(ctx, name)
+        if command is not None:
+            return name, command, args[1:]
+        what = "command" if ctx.parent is None else "action"
+        who = "" if ctx.parent is None else f"{ctx.info_name} has "
+        raise CommandError(f'{who}no {what} "{name}"{did_you_mean(name, self.commands)}', 2)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0].startswith("-") and args[0] not in ("-h", "--help", "-V", "--version"):
+            raise CommandError(f"{args[0]}: a command must come first ({', '.join(self.commands)})", 2)
+        if not args:
+            click.echo(ctx.get_help(), err=True)
+            raise click.exceptions.Exit(2)
+        return super().parse_args(ctx, args)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant: within an edit distance of max(2, a third of it), or a long prefix."""
+    best: tuple[int, str] | None = None
+    for candidate in known:
+        distance = edit_distance(name, candidate)
+        near = distance <= max(2, len(candidate) // 3)
+        prefix = len(name) > PREFIX_HINT and candidate.startswith(name)
+        if (near or prefix) and (best is None or distance < best[0]):
+            best = distance, candidate
+    return best[1] if best else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint in parentheses, or nothing."""
+    found = nearest(name, known)
+    return f" (did you mean {found}?)" if found else ""
+
+
+def edit_distance(a: str, b: str) -> int:
+    """Levenshtein's."""
+    row = list(range(len(b) + 1))
+    for i, left in enumerate(a, 1):
+        diagonal, row[0] = row[0], i
+        for j, right in enumerate(b, 1):
+            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (left != right))
+    return row[-1]
+
+
+def run(program: click.Command, arguments: Sequence[str], name: str = PROGRAM) -> int:
+    """Run a program and return its exit code; every error is one message on stderr, never a traceback."""
+    try:
+        result = program.main(args=list(arguments), prog_name=name, standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except CommandError as error:
+        say(str(error), name)
+        return error.code
+    except click.UsageError as error:
+        say(usage_message(error), name)
+        if error.ctx is not None and not isinstance(error, click.NoSuchOption | click.BadParameter):
+            click.echo(error.ctx.get_help(), err=True)
+        return 2
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+def say(message: str, name: str = PROGRAM) -> None:
+    """One line on stderr, in the program's name."""
+    click.echo(f"{name}: {message}", err=True)
+
+
+def usage_message(error: click.UsageError) -> str:
+    """What a parse error says, in the words all commands share."""
+    where = error.ctx.info_name if error.ctx is not None else PROGRAM
+    if isinstance(error, click.NoSuchOption):
+        command = error.ctx.command if error.ctx is not None else None
+        known = [flag for param in command.params for flag in param.opts] if command is not None else []
+        typed = error.option_name
+        return f"{where} has no option {typed}{did_you_mean(typed, [flag for flag in known if flag.startswith('--')])}"
+    if isinstance(error, click.BadOptionUsage):
+        if "requires an argument" in error.message or "requires" in error.message:
+            return f"{error.option_name} needs a value"
+        return f"{where} has no option {error.option_name}=... ({error.option_name} takes no value)"
+    if isinstance(error, click.MissingParameter):
+        return f"{where}: {error.format_message()}"
+    if isinstance(error, click.BadParameter) and error.param is not None and error.param.opts:
+        return f"{error.param.opts[0]} expects {error.message}"
+    return f"{where}: {error.format_message()}"

@@ -1,0 +1,46 @@
+"""The running server that a command talks to: its address and key, from flags, else variables, else defaults."""
+
+import os
+import urllib.error
+import urllib.request
+from http.client import HTTPResponse
+from typing import Any
+
+import click
+
+from superfluid.cli.command import CommandError, Option
+
+DEFAULT_ADDRESS = "127.0.0.1:8453"
+ANSWER_SECONDS = 10.0
+
+
+def server_options(function: Any) -> Any:
+    """`--http` and `--api-key` of a command that asks a running server."""
+    function = click.option(
+        "--api-key", cls=Option, group="Server", metavar="KEY", help="Its key ($SUPERFLUID_API_KEY)."
+    )(function)
+    return click.option(
+        "--http", cls=Option, group="Server", metavar="ADDR:PORT",
+        help=f"Where the server listens ($SUPERFLUID_HTTP, else {DEFAULT_ADDRESS}).",
+    )(function)  # fmt: skip
+
+
+def get(path: str, http: str | None, api_key: str | None, accept: str = "*/*") -> bytes:
+    """GET a route of the server. Raises CommandError 1 when it does not answer, or answers with an error."""
+    address = http or os.environ.get("SUPERFLUID_HTTP") or DEFAULT_ADDRESS
+    key = api_key or os.environ.get("SUPERFLUID_API_KEY")
+    base = address if "://" in address else f"http://{address}"
+    headers = {"Accept": accept} | ({"Authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(base.rstrip("/") + path, headers=headers)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        response: HTTPResponse
+        with opener.open(request, timeout=ANSWER_SECONDS) as response:
+            return response.read()
+    except urllib.error.HTTPError as error:
+        raise CommandError(
+            f"the server at {base} answered {error.code}: {error.read().decode(errors='replace')}"
+        ) from None
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        why = getattr(error, "reason", error)
+        raise CommandError(f"no server answers at {base}: {why}") from None

@@ -1,0 +1,87 @@
+"""The daemon: the models it serves, its metrics, and its drain; what every API and command talks to."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import attrs
+import trio
+
+from superfluid.daemon.model import Model, ModelFailed
+from superfluid.observe.metrics import Metrics
+
+
+class UnknownModel(Exception):
+    """No model of that name is served."""
+
+
+class ModelUnavailable(Exception):
+    """A known model does not serve now; `retry_after` seconds may help."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+@attrs.define
+class Daemon:
+    """All models of one server. Made by `superfluid serve`; `run` serves until it is cancelled or a model fails."""
+
+    home: Path
+    models: list[Model]
+    metrics: Metrics
+    drain_started: trio.Event = attrs.Factory(trio.Event)
+
+    @property
+    def default(self) -> Model:
+        return self.models[0]
+
+    @property
+    def draining(self) -> bool:
+        return self.drain_started.is_set()
+
+    def drain(self) -> None:
+        """Stop taking new requests; those in flight go on."""
+        self.drain_started.set()
+
+    async def model(self, name: str) -> Model:
+        """The model of that name, loaded. Raises UnknownModel, or ModelUnavailable when it does not load."""
+        for model in self.models:
+            if model.name == name:
+                try:
+                    await model.ensure_serving()
+                except ModelFailed as error:
+                    raise ModelUnavailable(
+                        f"model '{name}' could not be loaded: {error}", retry_after=error.retry_after
+                    ) from None
+                return model
+        raise UnknownModel(f"model {name!r} is not served here; loaded: {_listed(self.models)}")
+
+    def metrics_page(self) -> str:
+        """The Prometheus page."""
+        return self.metrics.render()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve every model; started when all are ready. Raises ModelFailed when one cannot be."""
+        async with trio.open_nursery() as nursery:
+            for model in self.models:
+                await nursery.start(model.run, name=f"model:{model.name}")
+            task_status.started()
+
+    async def idle(self) -> None:
+        """Wait until no generation is queued or runs."""
+        for model in self.models:
+            await model.idle()
+
+
+def _listed(models: Iterable[Model]) -> str:
+    return ", ".join(sorted(model.name for model in models)) or "none"
+
+
+def served_names(paths: Sequence[Path]) -> list[str]:
+    """A name for each model path: its stem; when that is taken, its file name, then its folder with it."""
+    names: list[str] = []
+    for path in paths:
+        stem = path.stem if path.is_file() else path.name
+        candidates = [stem or "superfluid", path.name, f"{path.parent.name}/{path.name}"]
+        names.append(next((name for name in candidates if name not in names), str(path)))
+    return names

@@ -1,0 +1,386 @@
+"""Sessions of one model, as every API sees them: the rules of the store, the codec's tokens, the scheduler's lanes."""
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from superfluid.codec.dialects.dialect import NoChatDialect
+from superfluid.link import events as ev
+from superfluid.link import session_api as api
+from superfluid.link.linkw import SamplingParams
+from superfluid.scheduler.admission import ContextExceeded
+from superfluid.scheduler.classes import Class
+from superfluid.scheduler.generation import Generation, Job
+from superfluid.sessions import errors, rebase, rules
+from superfluid.sessions.session import Session
+from superfluid.sessions.store import Record, now_unix_ms
+from superfluid.sessions.subscriptions import Subscription
+
+if TYPE_CHECKING:
+    from superfluid.daemon.model import Model
+
+PER_MESSAGE = frozenset({"chatml", "raw"})  # dialects whose turns do not depend on what came before them
+
+
+class Busy:
+    """The sessions on which a generation is being started, is queued, or runs."""
+
+    def __init__(self, generating: Callable[[int], bool]) -> None:
+        self.starting: set[int] = set()
+        self._generating = generating
+
+    def __contains__(self, session: object) -> bool:
+        return session in self.starting or (isinstance(session, int) and self._generating(session))
+
+
+class Sessions:
+    """Made by its model. Refusals are the SessionError classes; a log that cannot be written raises LogIOError."""
+
+    def __init__(self, model: "Model") -> None:
+        self._model = model
+        self._store = model.store
+        self._codec = model.codec
+        self._busy = Busy(model.scheduler.generating)
+        self._store.activity.busy = self._busy
+        self._tools: dict[int, list[dict[str, Any]]] = {}  # of AppendSystem; the log keeps only their tokens
+        self._previews: dict[int, tuple[int, Callable[[], None]]] = {}
+        self._subscription_ids = itertools.count(1)
+
+    # ---- making and reading sessions
+
+    async def create(self, parent: int | None, params: ev.GenParams) -> int:
+        session, records = rules.create(self._store, parent, params)
+        await self._store.commit(records)
+        return session
+
+    async def create_filled(self, bodies: Sequence[ev.Body], params: Sequence[ev.GenParams]) -> list[int]:
+        """A session per set of params, each with `bodies` as its prompt, all in one sync; marked as made by HTTP.
+
+        The caller submits their generations in the same step, before anyone else can know their ids.
+        """
+        fingerprint = ev.GenerationFingerprint(self._codec.fingerprint())
+        at = len(bodies) - isinstance(bodies[-1], ev.GenerationPrompt)
+        filled = [*bodies[:at], fingerprint, *bodies[at:]]
+        records: list[Record] = []
+        made: list[int] = []
+        for one in params:
+            session, created = rules.create(self._store, None, one)
+            made.append(session)
+            records += [*created, *((session, body) for body in filled)]
+        await self._store.commit(records)
+        for session in made:
+            self._store.http.add(session)
+        return made
+
+    async def fork(self, session: int, at_event: int, params: ev.GenParams | None) -> int:
+        child, records = rules.fork(self._store, session, at_event, params)
+        await self._store.commit(records)
+        self._inherit_tools(session, child)
+        return child
+
+    async def rebase(self, session: int, edits: list[ev.Edit], params: ev.GenParams | None) -> int:
+        """A branch with `edits`; the replacements are rendered as turns (plain text without a chat dialect)."""
+        turns = {
+            (edit.role, edit.text): await self._plain_or_turn(edit.role, edit.text)
+            for edit in edits
+            if isinstance(edit, ev.Replace) and edit.role in rules.CHAT_ROLES
+        }
+        child, records = rebase.rebase(
+            self._store, session, edits, params, lambda role, text: turns[role, text], self._codec
+        )
+        await self._store.commit(records)
+        self._inherit_tools(session, child)
+        return child
+
+    async def trim(self, session: int, to_event: int) -> int:
+        child, records = rebase.trim(self._store, session, to_event)
+        await self._store.commit(records)
+        self._inherit_tools(session, child)
+        return child
+
+    def _inherit_tools(self, parent: int, child: int) -> None:
+        if parent in self._tools:
+            self._tools[child] = self._tools[parent]
+
+    def read(self, session: int, cursor: int) -> list[ev.Event]:
+        return self._store.session(session).events(cursor)
+
+    def session_ids(self) -> list[int]:
+        """Live sessions, ascending, archived ones too."""
+        return self._store.session_ids()
+
+    def tree(self) -> list[tuple[int, int | None, int]]:
+        """(id, parent, fork point) of the sessions that are not archived, ascending."""
+        live = sorted(self._store.live(), key=lambda session: session.id)
+        return [(session.id, session.parent, session.fork_at) for session in live if not session.archived]
+
+    def summaries(self, include_archived: bool) -> list[api.Summary]:
+        live = sorted(self._store.live(), key=lambda session: session.id)
+        return [session.summary() for session in live if include_archived or not session.archived]
+
+    def inspect(self, session: int) -> api.Inspection:
+        found = self._store.session(session)
+        return api.Inspection(
+            summary=found.summary(),
+            params=found.params,
+            epoch=found.epoch,
+            last_finish=found.last_finish,
+            qos_class=found.qos_class,
+            batch_invariant=found.batch_invariant,
+            pin_deadline_unix_ms=found.pin_deadline,
+            behavior_fingerprint=found.fingerprint,
+            open_tool_calls=self.open_tool_calls(session),
+            tier=api.Resident() if session in self._busy else api.Cold(),
+            tokens=found.tokens().tolist(),
+            events=found.events(),
+            wal_version=self._store.version,
+            store_id=self._store.store_id,
+        )
+
+    def open_tool_calls(self, session: int) -> list[tuple[int, str, str]]:
+        return rules.open_tool_calls(self._store.session(session).ledger)
+
+    def ledger(self, session: int) -> list[tuple[int, api.LedgerEntry]]:
+        return list(self._store.session(session).ledger.items())
+
+    # ---- appending
+
+    async def append(self, session: int, text: str | None, span: list[int]) -> ev.Event:
+        if not span and text:
+            span = await self._model.in_thread(self._codec.tokenizer.encode, text)
+        bad = next((token for token in span if token >= self._codec.tokenizer.vocab_size), None)
+        if bad is not None:
+            raise errors.ProtocolMisuse(f"token {bad} is not in the vocabulary of {self._codec.tokenizer.vocab_size}")
+        return await self._commit(lambda: rules.append(self._store, session, text, span))
+
+    async def append_message(self, session: int, role: int, text: str) -> ev.Event:
+        return await self._append_turn(
+            session,
+            lambda history: self._codec.message_span(role, text, history) if role in rules.CHAT_ROLES else [],
+            lambda turn: rules.append_message(
+                self._store, session, role, text, turn, Leading(self._codec.prologue(role), self._codec)
+            ),
+        )
+
+    async def append_system(self, session: int, text: str | None, tools: list[str]) -> ev.Event:
+        declared = [read_tool(index, tool) for index, tool in enumerate(tools)]
+        event = await self._append_turn(
+            session,
+            lambda _: self._codec.system_span(text, declared),
+            lambda turn: rules.append_system(
+                self._store, session, text, tools, turn, Leading(self._codec.prologue(ev.Role.SYSTEM), self._codec)
+            ),
+        )
+        if declared:
+            self._tools[session] = declared
+        return event
+
+    async def append_tool_result(self, session: int, call: int, content: str) -> ev.Event:
+        entry = self._store.session(session).ledger.get(call)
+        name = entry.name if entry is not None else ""
+        return await self._append_turn(
+            session,
+            lambda history: self._codec.tool_result_span(content, name, history),
+            lambda turn: rules.tool_result(self._store, session, call, content, turn, self._codec, now_unix_ms()),
+        )
+
+    async def _append_turn(
+        self,
+        session: int,
+        render: Callable[[Sequence[ev.Body] | None], list[int]],
+        plan: Callable[[list[int] | None], list[Record]],
+    ) -> ev.Event:
+        """Render a turn off the event loop, then commit what the rule makes of it.
+
+        A dialect whose turns depend on the conversation renders again when that moved meanwhile.
+        """
+        while True:
+            found = self._store.session(session)
+            seen = found.n_events
+            history = None
+            if self._codec.dialect_name not in PER_MESSAGE:
+                history = [event.body for event in found.events()]
+            turn: list[int] | None
+            try:
+                turn = await self._model.in_thread(render, history)
+            except NoChatDialect:
+                turn = None
+            if history is None or self._store.session(session).n_events == seen:
+                return await self._commit(partial(plan, turn))
+
+    async def _plain_or_turn(self, role: int, text: str) -> list[int]:
+        if self._codec.can_chat:
+            return await self._model.in_thread(self._codec.message_span, role, text)
+        return await self._model.in_thread(self._codec.tokenizer.encode, text)
+
+    async def _commit(self, plan: Callable[[], Sequence[Record]]) -> ev.Event:
+        return (await self._store.perform(plan))[-1]
+
+    # ---- what a session says of itself, and what people say of its calls
+
+    async def set_meta(self, session: int, expected: int, title: str | None, archived: bool | None) -> int:
+        event = await self._commit(lambda: rules.set_meta(self._store, session, expected, title, archived))
+        assert isinstance(event.body, ev.MetaUpdated)
+        return event.body.version
+
+    async def set_qos(self, session: int, qos_class: int, batch_invariant: bool) -> ev.Event:
+        return await self._commit(lambda: rules.set_qos(self._store, session, qos_class, batch_invariant))
+
+    async def pin(self, session: int, ttl_ms: int) -> int:
+        event = await self._commit(lambda: rules.pin(self._store, session, ttl_ms, now_unix_ms()))
+        assert isinstance(event.body, ev.Pinned)
+        return event.body.deadline_unix_ms
+
+    async def request_permission(self, session: int, call: int, text: str) -> ev.Event:
+        return await self._commit(lambda: rules.request_permission(self._store, session, call, text))
+
+    async def respond_permission(self, session: int, request: int, granted: bool) -> ev.Event:
+        return await self._commit(lambda: rules.respond_permission(self._store, session, request, granted))
+
+    async def request_tool_cancel(self, session: int, call: int) -> ev.Event:
+        return await self._commit(lambda: rules.request_tool_cancel(self._store, session, call))
+
+    async def append_tool_outcome(self, session: int, call: int, outcome: int, note: str) -> ev.Event:
+        return await self._commit(lambda: rules.tool_outcome(self._store, session, call, outcome, note))
+
+    # ---- generating
+
+    async def generate(self, session: int, max_tokens: int) -> Generation:
+        """Check, commit what starts the turn, and queue it. Raises SessionError, ModelFailed, LogIOError."""
+        await self._model.ensure_serving()
+        prologue = rules.begin_generation(
+            self._store, session, max_tokens, self._model.window, self._codec, self._codec.fingerprint(), now_unix_ms()
+        )
+        self._busy.starting.add(session)
+        try:
+            if prologue.records:
+                await self._store.commit(prologue.records)
+            return self._submit(self._store.session(session), max_tokens, prologue.opener)
+        except ContextExceeded as error:
+            raise errors.StreamTooLong(error.length, error.limit) from None
+        finally:
+            self._busy.starting.discard(session)
+
+    def _submit(self, found: Session, max_tokens: int, opener: list[int]) -> Generation:
+        params = found.params
+        open_turn = opener or found.turn_tokens().tolist()
+        channel = self._codec.start_channel(open_turn) if open_turn else ev.Channel.TEXT
+        job = Job(
+            session=found.id,
+            stream=found.tokens().tolist(),
+            max_tokens=max_tokens,
+            router=self._codec.router(0, open_turn),
+            params=SamplingParams(params.temperature, params.top_p, params.min_p, params.top_k),
+            seed=params.seed,
+            klass=Class(found.qos_class),
+            client=f"session:{self._root(found)}",
+            start_channel=channel,
+            open_call=open_call_text(found) if channel == ev.Channel.TOOL_CALL and not opener else "",
+            batch_invariant=found.batch_invariant,
+            tools=self._tools.get(found.id, []),
+        )
+        return self._model.scheduler.submit(job)
+
+    def _root(self, found: Session) -> int:
+        """The session at the root of the tree: whose turn it is among native clients of a class."""
+        while found.parent is not None:
+            parent = self._store.any_session(found.parent)
+            if parent is None:
+                break
+            found = parent
+        return found.id
+
+    def cancel(self, session: int) -> None:
+        """Stop the generation of a session. Raises NothingInFlight."""
+        self._store.session(session)
+        if not self._model.scheduler.cancel(session):
+            raise errors.NothingInFlight(session)
+
+    # ---- following
+
+    def subscribe(self, session: int, cursor: int, provisional: bool) -> tuple[int, Subscription]:
+        """Follow a session; the id counts up in the whole server. The caller gives it to `unfollow` when it is done."""
+        subscription = self._store.subscribe(session, cursor, provisional)
+        if provisional:
+            if session not in self._previews:
+                unwatch = self._model.scheduler.watch(
+                    session, lambda channel, text: self._store.subscriptions.preview(session, channel, text)
+                )
+                self._previews[session] = 0, unwatch
+            count, unwatch = self._previews[session]
+            self._previews[session] = count + 1, unwatch
+        return next(self._subscription_ids), subscription
+
+    def unfollow(self, subscription: Subscription) -> None:
+        """End a subscription (nothing more comes) and what ran for it."""
+        subscription.close()
+        if subscription.previews:
+            count, unwatch = self._previews[subscription.session]
+            if count == 1:
+                del self._previews[subscription.session]
+                unwatch()
+            else:
+                self._previews[subscription.session] = count - 1, unwatch
+
+
+class Leading:
+    """The codec between turns, with the prologue that suits the turn's role."""
+
+    def __init__(self, prologue: list[int], dialect: rules.Dialect) -> None:
+        self._prologue = prologue
+        self._dialect = dialect
+
+    def prologue(self) -> Sequence[int]:
+        return self._prologue
+
+    def separator(self) -> Sequence[int]:
+        return self._dialect.separator()
+
+    def opener(self, after_finished: bool, thinking: bool | None = None) -> Sequence[int]:
+        return self._dialect.opener(after_finished, thinking)
+
+
+def open_call_text(session: Session) -> str:
+    """The text of the tool call that a session's open turn stopped in."""
+    pieces: list[str] = []
+    for event in reversed(session.events()):
+        body = event.body
+        if isinstance(body, ev.Generated) and body.channel == ev.Channel.TOOL_CALL:
+            pieces.append(body.text)
+        elif isinstance(body, ev.Generated | ev.GenerationPrompt | ev.ToolUse | ev.ToolParseFailure):
+            break
+    return "".join(reversed(pieces))
+
+
+def read_tool(index: int, text: str) -> dict[str, Any]:
+    """A tool of AppendSystem, in any of its shapes, as {"type": "function", "function": {...}}. Raises InvalidTool."""
+    try:
+        tool = json.loads(text)
+    except ValueError as error:
+        raise errors.InvalidTool(index, f"not JSON: {error}") from None
+    if not isinstance(tool, dict):
+        raise errors.InvalidTool(index, f"not an object: {text[:80]}")
+    if tool.get("type", "function") != "function":
+        raise errors.InvalidTool(index, f"its type is {tool['type']!r}")
+    if "function" in tool:
+        function, wrapped = tool["function"], tool
+    elif "input_schema" in tool:
+        function = {
+            "name": tool.get("name"),
+            "description": tool.get("description", ""),
+            "parameters": tool["input_schema"],
+        }
+        wrapped = {"type": "function", "function": function}
+    else:
+        function = {key: value for key, value in tool.items() if key != "type"}
+        wrapped = {"type": "function", "function": function}
+    if not isinstance(function, dict):
+        raise errors.InvalidTool(index, "its function is not an object")
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise errors.InvalidTool(index, "it has no name")
+    if not isinstance(function.get("parameters", {}), dict):
+        raise errors.InvalidTool(index, "its parameters are not an object")
+    return wrapped
