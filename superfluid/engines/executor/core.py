@@ -40,7 +40,8 @@ class Core:
         self.outbound: Ring | None = None
         self.logits: Ring | None = None
         self.control: Control | None = None
-        self.completions: list[linkw.OpComplete] = []  # to be reported once, by a tick or a pump
+        self.completions: list[linkw.OpComplete] = []  # not yet in a tick's events
+        self.unpumped: list[linkw.OpComplete] = []  # not yet reported by a pump
         self.plan_seq = 0
         self.rate = PrefillRate()
         self.steps_synchronous: bool | None = None  # as the runtime was last told
@@ -79,6 +80,10 @@ class Core:
     @property
     def latency_wanted(self) -> bool:
         return self.control is not None and self.control.latency
+
+    def op_ended(self, done: linkw.OpComplete) -> None:
+        self.completions.append(done)
+        self.unpumped.append(done)
 
     def end_lane(self, lane: Lane) -> None:
         """A lane is over; its sequence is somebody else's business. Its grammar is given back."""

@@ -75,7 +75,7 @@ class Executor(Engine):
         return run_tick(self._core, plan, on_emit)
 
     def pump(self) -> list[linkw.OpComplete]:
-        done, self._core.completions = self._core.completions, []
+        done, self._core.unpumped = self._core.unpumped, []
         return done
 
     # ---- prefix cache

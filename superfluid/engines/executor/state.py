@@ -217,5 +217,5 @@ class StateOps:
         op = self._last_op
         self._ops[op] = status
         self._ops.pop(op - REMEMBERED_OPS, None)
-        self._core.completions.append(linkw.OpComplete(op, status.state, status.error & 0xFFFFFFFF, status.bytes_moved))
+        self._core.op_ended(linkw.OpComplete(op, status.state, status.error & 0xFFFFFFFF, status.bytes_moved))
         return op
