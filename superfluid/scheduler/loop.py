@@ -2,25 +2,26 @@
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 import attrs
 import trio
 
 from superfluid.link import linkw
-from superfluid.link.codes import SHED_PREFILL, AdmitStatus, PlanFlag, Status, status_name
+from superfluid.link.codes import AdmitStatus, PlanFlag, Status, status_name
 from superfluid.link.events import Finish
 from superfluid.observe.metrics import ModelMetrics
 from superfluid.scheduler.admission import ContextExceeded, NotAdmitted, Worker, admit_of
 from superfluid.scheduler.classes import Class
 from superfluid.scheduler.generation import CodecLike, Failure, Generation, Job
+from superfluid.scheduler.harvest import Harvest, Yield
 from superfluid.scheduler.lanes import Lane, Ticket
 from superfluid.scheduler.link import EngineLink, EngineRefused, LinkFault, WorkerGone
 from superfluid.scheduler.outbox import Batch, Outbox, StoreLike
 from superfluid.scheduler.planner import Plan, Settings, Situation, age, plan_tick, preemptible
 from superfluid.scheduler.queue import Queues
 from superfluid.scheduler.rates import ADAPTIVE_START, Rates, adapt_budget
-from superfluid.scheduler.reading import logprobs_by_lane
+from superfluid.scheduler.side import SideOperation, SideOperations
 from superfluid.shm.ring import RingError
 
 log = logging.getLogger(__name__)
@@ -59,18 +60,6 @@ class TickInFlight:
     retires: int
 
 
-class SideOperation(Generic[T]):
-    """Work on the worker between ticks, waiting for its turn."""
-
-    def __init__(self, run: Callable[[EngineLink], Awaitable[T]], klass: Class | None, tick: int) -> None:
-        self.run = run
-        self.klass = klass
-        self.tick = tick
-        self.done = trio.Event()
-        self.value: T
-        self.error: BaseException | None = None
-
-
 class Scheduler:
     """Jobs in, generations out. Outlives its workers: `run` serves with one of them until it is gone.
 
@@ -96,7 +85,8 @@ class Scheduler:
         self._tickets: dict[Generation, Ticket] = {}
         self._busy: dict[int, Ticket] = {}
         self._watchers: dict[int, list[Sink]] = {}
-        self._side: list[SideOperation[Any]] = []
+        self._side = SideOperations()
+        self._harvest = Harvest(codec, metrics, self.rates)
         self._worker: Worker | None = None
         self._window: int | None = None
         self._wake = trio.Event()
@@ -175,13 +165,12 @@ class Scheduler:
     async def side(self, run: Callable[[EngineLink], Awaitable[T]], klass: Class | None = None) -> T:
         """Run work on the worker between ticks: at once without a class, else in its turn. Raises WorkerGone."""
         operation = SideOperation(run, klass, self.ticks)
-        self._side.append(operation)
+        self._side.add(operation)
         self._wake.set()
         try:
             await operation.done.wait()
         finally:
-            if operation in self._side:
-                self._side.remove(operation)
+            self._side.drop(operation)
         if operation.error is not None:
             raise operation.error
         return operation.value
@@ -236,9 +225,7 @@ class Scheduler:
                 self._fail_lanes(Failure.WORKER_DIED, f"generation failed: the model's worker died ({error.reason})")
             finally:
                 self._fail_lanes(Failure.STOPPED, "generation failed: the server stopped it")
-                for operation in self._side:
-                    operation.error = gone or WorkerGone("the worker was stopped")
-                    operation.done.set()
+                self._side.fail(gone or WorkerGone("the worker was stopped"))
                 self._worker = None
                 self.in_flight = None
                 self._gauges()
@@ -265,7 +252,8 @@ class Scheduler:
             self._settle()
             self._preempt(worker)
             await self._admit(worker)
-            await self._run_side(worker)
+            if self._side:
+                await self._side.run_due(worker.link, self.ticks, self.settings.starvation_ticks, self._better_work)
             if self._lanes:
                 await self._outbox.room()
                 await self._tick(worker, latency)
@@ -350,34 +338,9 @@ class Scheduler:
             self._outbox.commit(batch)
         self._outbox.end(ticket, ticket.ended(end.finish, end.code, end.reason, expired=end.expired))
 
-    async def _run_side(self, worker: Worker) -> None:
-        """Run the side operations without a class, and at most one with."""
-        for operation in [operation for operation in self._side if operation.klass is None]:
-            await self._run_operation(worker, operation)
-        if not self._side:
-            return
-        bound = self.settings.starvation_ticks
-        aged = [operation for operation in self._side if self.ticks - operation.tick >= bound]
-        chosen = aged[0] if aged else min(self._side, key=lambda operation: operation.klass or 0)
-        klass = chosen.klass or Class.INTERACTIVE
-        better = any(lane.klass < klass for lane in self._lanes) or any(self._queues[k] for k in Class if k < klass)
-        if aged or not better:
-            await self._run_operation(worker, chosen)
-
-    async def _run_operation(self, worker: Worker, operation: SideOperation[Any]) -> None:
-        self._side.remove(operation)
-        try:
-            operation.value = await operation.run(worker.link)
-        except trio.Cancelled:
-            operation.error = WorkerGone("the worker was stopped")
-            raise
-        except WorkerGone as gone:
-            operation.error = gone
-            raise
-        except Exception as error:
-            operation.error = error
-        finally:
-            operation.done.set()
+    def _better_work(self, klass: Class) -> bool:
+        """Whether a class better than `klass` has a lane or a job."""
+        return any(lane.klass < klass for lane in self._lanes) or any(self._queues[k] for k in Class if k < klass)
 
     # ---- one tick
 
@@ -448,7 +411,7 @@ class Scheduler:
 
     def _free_later(self, worker: Worker, lane: Lane) -> None:
         grammar, bias = lane.grammar, lane.bias
-        self._side.append(SideOperation(lambda _: worker.free(grammar, bias), None, self.ticks))
+        self._side.add(SideOperation(lambda _: worker.free(grammar, bias), None, self.ticks))
 
     def _wire(self, worker: Worker, plan: Plan[Lane]) -> linkw.TickPlan:
         streams = any(
@@ -532,21 +495,18 @@ class Scheduler:
             lane.new = False
             if result.status == AdmitStatus.REJECTED:
                 self._reject(worker, lane, result.reject_code)
-        prefilled = self._count_prefill(plan, events)
-        for fault in events.faults:
-            if (lane := self._by_tag.get(fault.lane_tag)) is not None and not lane.finishing:
-                self._break(lane, fault, batch)
-        rounds, tokens = self._take_emits(worker, plan, events, batch, now)
+        took = self._harvest.take(worker, plan, events, self._by_tag, batch, now)
         self._outbox.commit(batch)
         await self._retire(worker, plan)
         age(self._lanes, plan)
-        prefill_s = self.rates.measure(prefilled, rounds, len(plan.decodes), events.timings)
-        if self.settings.prefill_budget == 0 and prefilled:
-            decoding = len(plan.decodes)
+        prefill_s = self.rates.measure(took.prefilled, took.rounds, len(plan.decodes), events.timings)
+        if self.settings.prefill_budget == 0 and took.prefilled:
             prefilling = len(plan.prefills) + len(self._queues)
-            self._budget = adapt_budget(self._budget, self.settings.tick_target, prefilling, decoding, prefill_s)
+            self._budget = adapt_budget(
+                self._budget, self.settings.tick_target, prefilling, len(plan.decodes), prefill_s
+            )
         self._only_retired = bool(plan.retires) and not plan.prefills and not plan.decodes
-        self._count(plan, events, prefilled, tokens)
+        self._count(plan, events, took)
 
     def _reject(self, worker: Worker, lane: Lane, code: int) -> None:
         """End a request whose admission the engine refused."""
@@ -554,84 +514,6 @@ class Scheduler:
         reason = f"generation failed: the engine refused to admit this request ({status_name(code)})"
         self._unmake(worker, lane)
         self._outbox.end(lane.ticket, lane.ticket.ended(Finish.ERROR, Failure.ADMIT_REFUSED, reason))
-
-    def _count_prefill(self, plan: Plan[Lane], events: linkw.TickEvents) -> int:
-        """Move lanes on by what was prefilled; what was shed is planned again."""
-        shed: dict[int, int] = {}
-        for entry in events.shed.entries:
-            if entry.kind == SHED_PREFILL:
-                shed[entry.lane_tag] = shed.get(entry.lane_tag, 0) + entry.tokens
-        total = 0
-        for lane, _, count in plan.prefills:
-            done = max(count - shed.get(lane.tag, 0), 0)
-            lane.prefilled += done
-            total += done
-        return total
-
-    def _break(self, lane: Lane, fault: linkw.LaneFault, batch: Batch) -> None:
-        """A lane faulted: what it has shown is kept, and its caller is told."""
-        ticket = lane.ticket
-        ticket.produced += lane.streamed
-        batch.add(ticket, [*ticket.records(lane.streamed, Finish.NONE, False, self._codec)])
-        batch.add(ticket, ticket.ending_record(Finish.ERROR, self._codec))
-        lane.streamed = []
-        reason = f"generation failed: the lane faulted (code {fault.code}, detail {fault.detail})"
-        lane.stop(Finish.ERROR, Failure.FAULT, reason)
-        lane.fault = fault.code
-
-    def _take_emits(
-        self, worker: Worker, plan: Plan[Lane], events: linkw.TickEvents, batch: Batch, now: float
-    ) -> tuple[int, int]:
-        """Commit the tick's tokens; decode rounds that ran, and tokens made."""
-        codec, metrics = self._codec, self.metrics
-        grants = {lane.tag: grant for lane, grant, _ in plan.decodes}
-        ended_prefill = {lane.tag for lane, _, _ in plan.prefills if not worker.record.round_granular}
-        logprobs = logprobs_by_lane(events.logprobs) if events.logprobs else {}
-        rounds = made = 0
-        for emit in events.emits:
-            lane = self._by_tag.get(emit.lane_tag)
-            if lane is None or lane.finishing:
-                continue
-            count, finish, ticket = emit.n_tokens, emit.finish, lane.ticket
-            metrics.spec_proposed_total += emit.spec.proposed
-            metrics.spec_accepted_total += emit.spec.accepted
-            if count == 0 and finish == Finish.NONE:
-                lane.replay = max(lane.replay - grants.get(lane.tag, 0), 0)
-                continue
-            tokens = worker.link.read_tokens(emit.token_ref) if count else []
-            rounds = max(rounds, count - emit.spec.accepted - (lane.tag in ended_prefill))
-            made += count
-            lane.replay = 0
-            lane.left -= count
-            ticket.produced += tokens
-            lane.streamed = []
-            if finish == Finish.NONE:
-                if codec.terminators and not ticket.job.ignore_eos and not codec.terminators.isdisjoint(tokens):
-                    finish = Finish.EOS
-                elif lane.left <= 0 < ticket.left:
-                    finish = Finish.LENGTH
-            last = finish != Finish.NONE or lane.left <= 0
-            asked = logprobs.get(lane.tag)
-            batch.add(
-                ticket,
-                ticket.records(tokens, finish, last, codec),
-                asked.read(tokens) if asked is not None else None,
-            )
-            if last:
-                lane.stop(finish)
-            if tokens:
-                self._time(ticket, count, len(plan.decodes), now)
-        return rounds, made
-
-    def _time(self, ticket: Ticket, count: int, lanes: int, now: float) -> None:
-        if ticket.ttft is None:
-            first = ticket.first_token_at
-            if first is None:
-                first = now - (self.rates.round_seconds(lanes) or 0.0) * (count - 1)
-            ticket.ttft = max(first - ticket.admitted_at, 0.0)
-            ticket.first_tick_end, ticket.first_tick_tokens = now, count
-            self.metrics.ttft_seconds.observe(ticket.ttft)
-        ticket.last_tick_end = now
 
     async def _retire(self, worker: Worker, plan: Plan[Lane]) -> None:
         """Let the lanes go that this tick retired, and tell their callers."""
@@ -658,11 +540,11 @@ class Scheduler:
             ticket, ticket.ended(lane.finish, lane.code, lane.reason, expired=lane.expired, fault=lane.fault)
         )
 
-    def _count(self, plan: Plan[Lane], events: linkw.TickEvents, prefilled: int, tokens: int) -> None:
+    def _count(self, plan: Plan[Lane], events: linkw.TickEvents, took: Yield) -> None:
         metrics = self.metrics
         metrics.ticks_total += 1
-        metrics.prefill_tokens_total += prefilled
-        metrics.decode_tokens_total += tokens
+        metrics.prefill_tokens_total += took.prefilled
+        metrics.decode_tokens_total += took.tokens
         metrics.starvation_grants_total += plan.starving_grants
         metrics.pool_blocks_used = events.mem.pool_blocks_used
         metrics.pool_blocks_total = events.mem.pool_blocks_total

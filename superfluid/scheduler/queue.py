@@ -30,9 +30,10 @@ class ClassQueue(Generic[E]):
 
     def __init__(self) -> None:
         self._clients: dict[str, deque[E]] = {}  # the first client is the next one served
+        self._count = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._clients.values()))
+        return self._count
 
     def __bool__(self) -> bool:
         return bool(self._clients)
@@ -47,12 +48,14 @@ class ClassQueue(Generic[E]):
 
     def push(self, entry: E) -> None:
         self._clients.setdefault(entry.client, deque()).append(entry)
+        self._count += 1
 
     def push_front(self, entry: E) -> None:
         """Put an entry back at the head of the class."""
         line = self._clients.pop(entry.client, deque())
         line.appendleft(entry)
         self._clients = {entry.client: line, **self._clients}
+        self._count += 1
 
     @property
     def head(self) -> E | None:
@@ -64,6 +67,7 @@ class ClassQueue(Generic[E]):
         """Take the head; its client's turn comes again after every other client's. Raises IndexError when empty."""
         for client, line in self._clients.items():
             entry = line.popleft()
+            self._count -= 1
             del self._clients[client]
             if line:
                 self._clients[client] = line
@@ -75,6 +79,7 @@ class ClassQueue(Generic[E]):
         if line is None or entry not in line:
             return False
         line.remove(entry)
+        self._count -= 1
         if not line:
             del self._clients[entry.client]
         return True
