@@ -1,7 +1,7 @@
 """The primitives a runtime implements to be driven by the executor: one packed forward step and sequence state."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
@@ -103,11 +103,16 @@ class SampleSpec:
 
 @attrs.frozen
 class Vocabulary:
-    """Bytes of every token (specials as 0xFF + text), the ids penalties spare, and the whole stop set."""
+    """Bytes of every token (specials as 0xFF + text), the ids penalties spare, and the whole stop set.
+
+    `encode` (plain text, no specials, nothing added) spells what a grammar forces as the model would; none: longest
+    tokens first.
+    """
 
     token_bytes: Sequence[bytes]
     specials: frozenset[int]
     eos: frozenset[int]
+    encode: Callable[[str], list[int]] | None = None
 
 
 @attrs.define

@@ -99,7 +99,7 @@ def load(runtime: Runtime, args: Arguments) -> tuple[Engine, list[RingSpec]]:
         primitives,
         max_seq_len=opened.window,
         max_batch=args.max_batch,
-        record_overrides=runtime.static_capabilities(),
+        record_overrides=opened.record_overrides,
     )
     return engine, ring_specs(opened.window, primitives.describe().vocab_size, args.max_batch)
 

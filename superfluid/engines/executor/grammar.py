@@ -5,7 +5,7 @@ Schemas are closed first (see `schemas`); structural tags are written out as a L
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
 
@@ -133,26 +133,27 @@ class GrammarCompiler:
     @cached_property
     def _tokenizer(self) -> Any:
         vocabulary = self._usable()
-        tokens = list(vocabulary.token_bytes)
-        return LLTokenizer(
-            TokenizerWrapper(_ByteTokenizer(tokens, vocabulary)), len(tokens), sorted(vocabulary.eos), None
-        )
+        speller = _Speller(vocabulary)
+        made = LLTokenizer(TokenizerWrapper(speller), len(speller.tokens), sorted(vocabulary.eos), None)
+        speller.spell = vocabulary.encode or made.greedy_tokenize
+        return made
 
 
-class _ByteTokenizer:
-    """What llguidance asks of a tokenizer. It is asked to encode only to force tokens, which is not used here."""
+class _Speller:
+    """What llguidance asks of a tokenizer. Where a text is forced it allows only the tokens this spells it with."""
 
     bos_token_id = None
 
-    def __init__(self, tokens: list[bytes], vocabulary: Vocabulary) -> None:
-        self.tokens = tokens
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = list(vocabulary.token_bytes)
         self.eos_token_id = min(vocabulary.eos)
-        self.special_token_ids = [i for i, data in enumerate(tokens) if data.startswith(MARKER_PREFIX)]
-        self._single = {data: i for i, data in enumerate(tokens) if len(data) == 1}
+        self.special_token_ids = [i for i, data in enumerate(self.tokens) if data.startswith(MARKER_PREFIX)]
+        self.spell: Callable[[str], list[int]] | None = None
 
-    def __call__(self, text: bytes | str) -> list[int]:
-        data = text.encode() if isinstance(text, str) else text
-        return [self._single[data[i : i + 1]] for i in range(len(data)) if data[i : i + 1] in self._single]
+    def __call__(self, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise TypeError("text, not bytes")  # how llguidance finds out what it may pass
+        return self.spell(text) if self.spell is not None else []  # none yet: it tries one text when it is made
 
 
 def _markers(token_bytes: Iterable[bytes]) -> dict[str, int]:

@@ -106,15 +106,19 @@ class Loaded:
     model: Primitives | Engine
     window: int = 0
     rings: Sequence[RingSpec] = ()
+    record_overrides: Mapping[str, Any] = attrs.Factory(dict)
 
     @classmethod
-    def primitives(cls, primitives: Primitives, window: int) -> "Loaded":
-        """`window`: tokens a sequence may hold, as it was opened."""
-        return cls(primitives, window)
+    def primitives(
+        cls, primitives: Primitives, window: int, record_overrides: Mapping[str, Any] | None = None
+    ) -> "Loaded":
+        """`window`: tokens a sequence may hold, as it was opened. `record_overrides` are laid over the executor's
+        capability record, section by section."""
+        return cls(primitives, window, record_overrides=record_overrides or {})
 
     @classmethod
     def engine(cls, engine: Engine, rings: Sequence[RingSpec]) -> "Loaded":
-        return cls(engine, 0, rings)
+        return cls(engine, rings=rings)
 
 
 @attrs.frozen
