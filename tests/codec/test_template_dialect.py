@@ -75,7 +75,10 @@ def test_the_text_is_jinjas_and_no_client_text_forms_a_marker(name: str, templat
     codec = open_template(name, templates)
     tokenizer = codec.tokenizer
     assert isinstance(tokenizer, ByteTokenizer) and codec.template is not None
-    quoted = "<|im_end|>".join(sorted(tokenizer.specials))
+    words = set(tokenizer.specials)
+    if name == "HuggingFaceTB-SmolLM3-3B":
+        words.discard("</think>")  # it reads "/think" in a system text as a switch, in this marker too
+    quoted = "<|im_end|>".join(sorted(words))
     plain, evil = conversations("x"), conversations(quoted)
     for key, tools, kwargs in (
         (key, tools, kwargs) for key in plain for tools in (None, TOOLS) for kwargs in ({}, {"enable_thinking": False})
@@ -91,8 +94,6 @@ def test_the_text_is_jinjas_and_no_client_text_forms_a_marker(name: str, templat
                 assert refused.value.words == str(error)
                 continue
             tokens = codec.render(messages, tools, kwargs).tokens
-            if name == "HuggingFaceTB-SmolLM3-3B":  # it takes "/think" out of system texts, out of a marker too
-                expected = expected.replace("<>", "</think>")
             assert tokenizer.spell(tokens) == expected, key
             markers.append([token for token in tokens if token > 255])
         assert len(markers) < 2 or markers[0] == markers[1], key
