@@ -32,6 +32,8 @@ from superfluid.link.schema import (
     once_per_class,
 )
 
+_F32_END = 2.0**128 - 2.0**103  # from here on, rounding to f32 gives infinity
+
 Writer = Callable[[Any], Any]
 Reader = Callable[[Any], Any]
 
@@ -90,7 +92,9 @@ def _writer(wire: Wire) -> Writer:
 
 def shortest_f32(value: float) -> float | None:
     """The shortest decimal that reads back as the same f32 (0.7, not 0.699999988); null when not finite."""
-    return float(str(np.float32(value))) if math.isfinite(value) else None
+    if abs(value) < _F32_END:
+        return float(str(np.float32(value)))
+    return value if math.isfinite(value) else None
 
 
 @once_per_class
