@@ -1,6 +1,7 @@
 """Committing: group commit, what a failing disk leaves, subscriptions."""
 
 import errno
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -153,19 +154,15 @@ def test_after_a_failed_sync_nothing_is_taken_until_the_log_is_read_back(open_st
 def test_a_fault_while_opening_loses_nothing(open_store: OpenStore, operation: str, nth: int) -> None:
     files = FaultyFiles()
     files.arm(operation, nth)
-    try:
+    with suppress(LogIOError):
         open_store(files)
-    except LogIOError:
-        pass
     store = open_store()
     session = make(store)
     files.calls.clear()
     files.arm(operation, nth)
     before = store.session(session).events()
-    try:
+    with suppress(LogIOError):
         open_store(files)
-    except LogIOError:
-        pass
     files.disarm()
     assert open_store().session(session).events()[: len(before)] == before
 
