@@ -1,5 +1,6 @@
 """Memory segments: anonymous shared memory that is passed between processes as a descriptor."""
 
+import contextlib
 import fcntl
 import itertools
 import mmap
@@ -56,7 +57,8 @@ class Segment:
                 raise SegmentError(f"segment holds {held} bytes where {size} were announced")
             return cls(fd, size)
         except (OSError, ValueError) as error:
-            os.close(fd)
+            with contextlib.suppress(OSError):  # it may be no descriptor at all
+                os.close(fd)
             raise SegmentError(f"descriptor {fd} cannot be mapped as a segment of {size} bytes: {error}") from error
         except BaseException:
             os.close(fd)

@@ -54,6 +54,8 @@ def test_what_is_no_segment_is_refused_and_closed() -> None:
     with pytest.raises(SegmentError):
         Segment.attach(reading, 64)
     assert closed(reading)
+    with pytest.raises(SegmentError, match="cannot be mapped"):
+        Segment.attach(reading, 64)  # no descriptor any more
     with pytest.raises(SegmentError, match="positive"):
         Segment.create("none", 0)
 
