@@ -8,22 +8,26 @@ import time
 
 GRACE = 0.2  # seconds the serving loop has to end by itself once the daemon hung up
 _HANGUP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP  # POLLRDHUP is Linux's
+_GONE = _HANGUP | select.POLLERR | select.POLLNVAL
 
 
-def watch_hangup(frames: socket.socket, grace: float = GRACE) -> threading.Thread:
-    """End this process with exit 1 once the peer of `frames` has hung up and `grace` seconds are past.
+class HangupWatch:
+    """Ends this process once the peer of `frames` has hung up and the grace is past. Starts at once; reads nothing.
 
-    Reads nothing. Native calls run without the interpreter lock, so the thread gets its turn while they last.
+    `exit_code` is what it ends with: 1, until the loop that ended by itself has set its own. Native calls run without
+    the interpreter lock, so the watching thread gets its turn while they last.
     """
-    thread = threading.Thread(target=_wait, args=(frames.fileno(), grace), name="hangup", daemon=True)
-    thread.start()
-    return thread
 
+    def __init__(self, frames: socket.socket, grace: float = GRACE) -> None:
+        self.exit_code = 1
+        self._fd = frames.fileno()
+        self._grace = grace
+        threading.Thread(target=self._wait, name="hangup", daemon=True).start()
 
-def _wait(fd: int, grace: float) -> None:
-    poll = select.poll()
-    poll.register(fd, _HANGUP)
-    while not any(event & (_HANGUP | select.POLLERR | select.POLLNVAL) for _, event in poll.poll()):
-        pass
-    time.sleep(grace)
-    os._exit(1)
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._fd, _HANGUP)
+        while not any(event & _GONE for _, event in poll.poll()):
+            pass
+        time.sleep(self._grace)
+        os._exit(self.exit_code)

@@ -17,7 +17,7 @@ from superfluid.engines.kit.runtime import Arguments, Runtime, RuntimeUnavailabl
 from superfluid.engines.primitives import Primitives
 from superfluid.link.linkw import RingSpec
 from superfluid.worker.command_line import SERVE, CommandLine, UsageError, parse, usage
-from superfluid.worker.hangup import watch_hangup
+from superfluid.worker.hangup import HangupWatch
 
 ENTRY_POINTS = "superfluid.runtimes"
 MOCK = EntryPoint("mock", "superfluid.engines.mock.runtime:Mock", ENTRY_POINTS)
@@ -127,7 +127,7 @@ def _serve(runtime: Runtime, line: CommandLine, name: str) -> int:
         flags = f"--frames-fd {line.frames_fd} and --fd-channel-fd {line.fd_channel_fd}"
         print(f"{name}: {flags} are not both sockets: {error}", file=sys.stderr)
         return BAD_USAGE
-    watch_hangup(frames)
+    watch = HangupWatch(frames)
     try:
         runtime.prepare(line.args)
         engine, rings = load(runtime, line.args)
@@ -142,6 +142,7 @@ def _serve(runtime: Runtime, line: CommandLine, name: str) -> int:
     except Exception as error:
         print(f"{name}: exited with error: {error or type(error).__name__}", file=sys.stderr)
         return FAILED
+    watch.exit_code = code  # freeing a large model may outlast the watch's patience
     engine.close()
     return code
 
