@@ -22,6 +22,11 @@ class Bench:
     store: MemoryStore
     metrics: ModelMetrics
 
+    @property
+    def starts(self) -> dict[int, int]:
+        """First prompt token of every lane that was admitted, by tag."""
+        return {tag: prompt[0] for tag, prompt in self.link.prompts.items()}
+
     @asynccontextmanager
     async def serving(self, link: MockLink | None = None) -> AsyncIterator[Scheduler]:
         async with trio.open_nursery() as nursery:

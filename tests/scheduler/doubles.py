@@ -40,6 +40,7 @@ class MockLink:
             linkw.VERSION, bytes(32), self.engine.config.record, self.engine.state_spaces(), [], linkw.LinkWLimits()
         )
         self.plans: list[linkw.TickPlan] = []
+        self.prompts: dict[int, list[int]] = {}  # of admitted lanes, by tag
         self.events: list[linkw.TickEvents] = []
         self.requests: list[object] = []
         self.tick_s = 0.0
@@ -82,6 +83,8 @@ class MockLink:
         self.on_plan(plan)
         events = self._ask(lambda: self.engine.tick(plan, rounds.append))
         self.plans.append(plan)
+        for admit in plan.admits:
+            self.prompts[admit.lane_tag] = self.rings[linkw.RING_IN].read_tokens(admit.prompt).tolist()
         self.events.append(events)
         if self.tick_s:
             await trio.sleep(self.tick_s)
