@@ -70,7 +70,12 @@ class OpStatus:
 
 
 class Engine(ABC):
-    """One loaded model. Everything is called from one thread; nothing here blocks but work on the model."""
+    """One loaded model. Everything is called from one thread; nothing here blocks but work on the model.
+
+    `idle_work`: the engine has work of its own between frames, so that it is pumped without an operation under way.
+    """
+
+    idle_work: bool = False
 
     # ---- rings and control words
 

@@ -1,202 +1,120 @@
-"""A worker as a process: how it serves, what it survives, and how it ends."""
+"""A worker as a process of its own: its exit codes, and that it never outlives its daemon."""
 
-import signal
+import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import attrs
 import pytest
 
-from superfluid.engines.kit import conformance
-from superfluid.engines.mock.config import RECORD
-from superfluid.engines.mock.runtime import Mock
 from superfluid.link import linkw
-from superfluid.link.channel import BlockingChannel
-from superfluid.shm.descriptors import send_descriptor
-from superfluid.shm.ring import Ring
+from superfluid.link.codes import PlanFlag
+from tests.worker.link import Daemon
 
-SECONDS = 30  # for a process that is ending; never reached by one that does
-MOCK = conformance.module("mock")
-TOY = [
-    sys.executable, "-c",
-    "import sys, time; from superfluid.worker.worker_main import main; from tests.kit.toy_runtime import Toy\n"
-    "class Slow(Toy):\n"
-    "    def open(self, args):\n"
-    "        time.sleep(3600) if args.options.get('label') == 'slow' else None\n"
-    "        return super().open(args)\n"
-    "sys.exit(main(Slow()))",
-]  # fmt: skip
+LIMIT = 30  # seconds; nothing here takes one
 
 
-@attrs.define
-class Daemon:
-    """The daemon's ends of one worker's link."""
-
-    process: subprocess.Popen[str]
-    frames: socket.socket
-    descriptors: socket.socket
-    rings: list[Ring] = attrs.Factory(list)
-    channel: BlockingChannel = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.channel = BlockingChannel(self.frames, linkw.VERSION)
-
-    def ask(self, message: object) -> Any:
-        self.channel.send(message)
-        received = self.channel.recv()
-        assert received is not None, self.process.stderr and self.process.stderr.read()
-        return received[2]
-
-    def greet(self) -> linkw.HelloAckW:
-        return self.ask(linkw.Hello((8, 8), linkw.LinkRole.NodeAgent))  # type: ignore[no-any-return]
-
-    def attach(self, specs: Sequence[linkw.RingSpec]) -> None:
-        for spec in specs:
-            ring = Ring.create(spec)
-            self.rings.append(ring)
-            self.channel.send(linkw.RingAttach(spec.ring_id, spec))
-            send_descriptor(self.descriptors, spec.ring_id, ring.fd)
-            received = self.channel.recv()
-            assert received is not None
-            assert received[2] == linkw.RingAck(spec.ring_id)
-
-    def leave(self) -> None:
-        self.frames.close()
-        self.descriptors.close()
-
-    def end(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=SECONDS)
-        return self.process.returncode, out, err
+@contextmanager
+def process(*flags: str) -> Iterator[tuple[Daemon, subprocess.Popen[str]]]:
+    ours, theirs = socket.socketpair()
+    our_fds, their_fds = socket.socketpair()
+    fds = (theirs.fileno(), their_fds.fileno())
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "superfluid.worker.worker_main",
+            *("--engine", "mock", *flags),
+            *("--frames-fd", str(fds[0]), "--fd-channel-fd", str(fds[1])),
+        ],
+        pass_fds=fds,
+        process_group=0,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    theirs.close()
+    their_fds.close()
+    daemon = Daemon(ours, our_fds)
+    try:
+        yield daemon, child
+    finally:
+        daemon.close()
+        child.kill()
+        child.communicate()
 
 
-@pytest.fixture
-def start() -> Iterator[Any]:
-    """Starts workers, and ends what a failed test left behind."""
-    daemons: list[Daemon] = []
-
-    def starting(*argv: str, program: Sequence[str] = MOCK) -> Daemon:
-        frames, theirs = socket.socketpair()
-        descriptors, their_descriptors = socket.socketpair()
-        with theirs, their_descriptors:
-            fds = (theirs.fileno(), their_descriptors.fileno())
-            process = subprocess.Popen(
-                [*program, *argv, "--frames-fd", str(fds[0]), "--fd-channel-fd", str(fds[1])],
-                pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            )  # fmt: skip
-        daemons.append(Daemon(process, frames, descriptors))
-        return daemons[-1]
-
-    yield starting
-    for daemon in daemons:
-        daemon.leave()
-        for ring in daemon.rings:
-            ring.close()
-        daemon.process.kill()
-        daemon.process.communicate()
+def test_a_closed_link_is_a_clean_exit() -> None:
+    with process() as (daemon, child):
+        daemon.attach()
+        assert len(daemon.tokens(daemon.start(1, [1, 2, 3], decode=4), 1)) == 4
+        daemon.close()
+        out, err = child.communicate(timeout=LIMIT)
+        assert (child.returncode, out, err) == (0, "", "")
 
 
-def test_the_mock_conforms() -> None:
-    conformance.runtime(Mock())
-    conformance.worker(MOCK, "mock")
+def test_a_broken_runtime_exits_70() -> None:
+    with process("--mock-die-after", "1") as (daemon, child):
+        daemon.attach()
+        daemon.tick()
+        daemon.channel.send(linkw.TickSubmit(daemon.plan()))
+        out, err = child.communicate(timeout=LIMIT)
+        assert (child.returncode, out) == (70, "")
+        assert err.count("\n") == 1
+        assert "the worker exits so that the daemon starts a clean one" in err
 
 
-def test_it_serves_until_its_daemon_leaves(start: Any) -> None:
-    daemon = start()
-    ack = daemon.greet()
-    assert ack.chosen_version == 8
-    assert ack.capabilities == RECORD
-    assert [(spec.ring_id, spec.slot_bytes, spec.slots) for spec in ack.limits.ring_specs] == [
-        (1, 16400, 64),
-        (2, 4112, 256),
-        (3, 272, 32),
-    ]
-    daemon.leave()
-    assert daemon.end() == (0, "", "")
+def test_a_protocol_error_exits_1() -> None:
+    with process() as (daemon, child):
+        daemon.shake_hands()
+        daemon.channel.send(linkw.Drained())
+        _, err = child.communicate(timeout=LIMIT)
+        assert child.returncode == 1
+        assert ": exited with error: " in err
 
 
-def test_serving_without_an_engine_is_the_mock(start: Any) -> None:
-    daemon = start("--mock-record", '{"descriptor_version":1}', program=conformance.module("mock")[:-2])
-    assert daemon.greet().capabilities == '{"descriptor_version":1}'
+def test_a_load_that_fails_exits_3() -> None:
+    with process("--mock-delay", "soon") as (_, child):
+        _, err = child.communicate(timeout=LIMIT)
+        assert child.returncode == 3
+        assert ": model load failed: --mock-delay soon: " in err
 
 
-def test_a_service_managers_stop_is_ignored(start: Any) -> None:
-    daemon = start()
-    daemon.greet()
-    daemon.process.send_signal(signal.SIGTERM)
-    daemon.process.send_signal(signal.SIGINT)
-    assert isinstance(daemon.ask(linkw.Ping(0, linkw.MemCounters())), linkw.Pong)
-    daemon.leave()
-    assert daemon.end()[0] == 0
+@pytest.mark.parametrize("inside", ["a tick", "its own loop"])
+def test_a_worker_ends_with_its_daemon(inside: str) -> None:
+    """Also inside a tick that would last for minutes: the sockets close as they do when a daemon is killed."""
+    with process("--mock-round-delay", "5") as (daemon, child):
+        daemon.attach()
+        if inside == "a tick":
+            plan = daemon.plan(
+                flags=PlanFlag.PARTIAL_EMITS,
+                admits=[linkw.LaneAdmit(1, daemon.stage([1, 2]))],
+                prefills=[linkw.LanePrefill(1, 0, 2)],
+                decodes=[linkw.LaneDecode(1, 1000)],
+            )
+            daemon.channel.send(linkw.TickSubmit(plan))
+        daemon.close()
+        child.communicate(timeout=LIMIT)
+        assert child.returncode in (0, 1)
 
 
-def test_a_daemon_that_dies_inside_a_frame(start: Any) -> None:
-    daemon = start()
-    daemon.greet()
-    daemon.frames.sendall(b"\x40\x00\x00\x00\x08\x00")
-    daemon.leave()
-    code, out, err = daemon.end()
-    assert code in (0, 1)
-    assert out == "" and "Traceback" not in err
+def test_it_inherits_two_descriptors_and_ignores_stop_signals() -> None:
+    with process() as (daemon, child):
+        daemon.attach()
+        if os.path.isdir(f"/proc/{child.pid}/fd"):
+            links = [os.readlink(f"/proc/{child.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{child.pid}/fd")]
+            assert sum(link.startswith("socket:") for link in links) == 2
+        child.terminate()
+        assert isinstance(daemon.ask(linkw.Ping()), linkw.Pong)
 
 
-def test_garbage_ends_it(start: Any) -> None:
-    daemon = start()
-    daemon.greet()
-    daemon.frames.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    code, out, err = daemon.end()
-    assert (code, out) == (1, "")
-    assert err.startswith("superfluid-workerd: exited with error: ")
-    assert len(err.splitlines()) == 1
-
-
-def test_another_frame_before_hello(start: Any) -> None:
-    daemon = start()
-    daemon.channel.send(linkw.Ping(0, linkw.MemCounters()))
-    assert daemon.end()[0] == 1
-
-
-def test_a_model_that_does_not_load(start: Any) -> None:
-    code, out, err = start("--model", "x.toy", program=TOY).end()
-    assert (code, out, err) == (3, "", "superfluid-worker-toy: model load failed: toys hold no weights\n")
-    code, _, err = start("--mock-finish", "soon").end()
-    assert code == 3
-    assert err.startswith("superfluid-workerd: model load failed: --mock-finish soon: ")
-
-
-def test_descriptors_that_are_no_sockets() -> None:
-    with Path("/dev/null").open() as null:
-        done = subprocess.run(
-            [*MOCK, "--frames-fd", str(null.fileno()), "--fd-channel-fd", "998"],
-            pass_fds=[null.fileno()], capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    assert done.returncode == 2
-    assert "--frames-fd" in done.stderr
-
-
-def test_a_runtime_that_breaks_in_a_tick(start: Any) -> None:
-    daemon = start("--mock-die-after", "1")
-    daemon.attach(daemon.greet().limits.ring_specs)
-    assert isinstance(daemon.ask(linkw.TickSubmit(linkw.TickPlan(1))), linkw.TickAccepted)
-    daemon.channel.send(linkw.TickSubmit(linkw.TickPlan(2)))
-    code, out, err = daemon.end()
-    assert (code, out) == (70, "")
-    assert "so that the daemon starts a clean one" in err
-    assert len(err.splitlines()) == 1
-
-
-def test_no_orphan_inside_a_tick(start: Any) -> None:
-    daemon = start("--mock-delay", "3600")
-    daemon.attach(daemon.greet().limits.ring_specs)
-    daemon.channel.send(linkw.TickSubmit(linkw.TickPlan(1)))
-    daemon.leave()
-    assert daemon.end()[0] == 1
-
-
-def test_no_orphan_inside_a_model_load(start: Any) -> None:
-    daemon = start("--model", "x.toy", "--label", "slow", program=TOY)
-    daemon.leave()
-    assert daemon.end()[0] == 1
+def test_two_processes_answer_alike() -> None:
+    answers = []
+    for _ in range(2):
+        with process("--mock-script", "11,12,13") as (daemon, _):
+            daemon.attach()
+            answers.append(daemon.start(1, [1, 2, 3], decode=9))
+            assert daemon.tokens(answers[-1], 1) == [11, 12, 13, 2]
+    assert answers[0] == answers[1]

@@ -105,4 +105,5 @@ class Knobs:
     faults: dict[int, int] = attrs.Factory(dict)  # lane tag: the fault of its next decode
     refuse_admit: Callable[[linkw.LaneAdmit], int | None] | None = None  # a status code refuses that admit alone
     yield_after: Callable[[int], bool] | None = None  # asked at each step boundary, given the steps of the tick
+    die_after: int | None = None  # ticks after which the runtime breaks, for good
     on_step: Callable[[], None] | None = None  # called before every step

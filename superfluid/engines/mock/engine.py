@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from superfluid.engines.engine import Engine, EngineError, OnEmit, OnSegment, OpStatus, TokenArray
+from superfluid.engines.engine import Engine, EngineError, EngineFatal, OnEmit, OnSegment, OpStatus, TokenArray
 from superfluid.engines.mock import workloads
 from superfluid.engines.mock.cache import Entry, PrefixCache
 from superfluid.engines.mock.config import N_LAYERS, Knobs, MockConfig
@@ -106,6 +106,8 @@ class MockEngine(Engine):
         self._last_seq = plan.plan_seq
         self.ticks += 1
         self._steps = 0
+        if self.knobs.die_after is not None and self.ticks > self.knobs.die_after:
+            raise EngineFatal(f"the mock was told to break after {self.knobs.die_after} ticks")
         events = linkw.TickEvents(plan.plan_seq)
         if self.knobs.delay:
             time.sleep(self.knobs.delay)
