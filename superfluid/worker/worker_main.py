@@ -159,7 +159,7 @@ def _answer(runtime: Runtime, line: CommandLine) -> int:
             return OK if passed(report) else FAILED
         case "plan":
             host = facts()
-            _print({"host": host, "describe": describe(host)} | {"plans": [runtime.plan(line.plan_request, host)]})
+            _print({"host": host, "describe": describe(host)} | {"plans": runtime.plan(line.plan_request, host)})
         case "install":
             into, plan = line.given["--into"], line.given["--plan"]
             assert into is not None and plan is not None

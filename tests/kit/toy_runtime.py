@@ -73,10 +73,10 @@ class Toy(Runtime):
     def compat(self) -> dict[str, Any]:
         return {"tested": ["2.0", "1.0"]}
 
-    def plan(self, request: PlanRequest, host: Mapping[str, Any]) -> dict[str, Any]:
+    def plan(self, request: PlanRequest, host: Mapping[str, Any]) -> list[dict[str, Any]]:
         if request.version == "1.0":
             raise NotOffered("1.0 has no build for this host")
-        return {"id": "toy", "version": request.version or "2.0", "backend": request.backend or "cpu"}
+        return [{"id": "toy", "version": request.version or "2.0", "backend": request.backend or "cpu"}]
 
     def pull_options(self) -> Sequence[PullOption]:
         return (PullOption("file", True, "which file"), PullOption("no-extras", False, "without extras"))

@@ -200,7 +200,8 @@ class Runtime(ABC):
 
     # ---- installs and pulls
 
-    def plan(self, request: PlanRequest, host: Mapping[str, Any]) -> dict[str, Any]:
+    def plan(self, request: PlanRequest, host: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What to install on `host`, in order of preference, at least one. Raises NotOffered."""
         raise NotOffered(f"{self.info().id} is not installed from a project")
 
     def compat(self) -> dict[str, Any]:
@@ -211,8 +212,7 @@ class Runtime(ABC):
         found: list[dict[str, Any]] = []
         for version in self.compat().get("tested", ()):
             try:
-                plan = self.plan(PlanRequest(version=version), host)
-                found.append({"version": version, "plan": plan})
+                found.append({"version": version, "plan": self.plan(PlanRequest(version=version), host)[0]})
             except NotOffered as error:
                 found.append({"version": version, "error": str(error)})
         return found
