@@ -7,6 +7,7 @@ from superfluid.engines.executor.lanes import GrammarSlot, Lane
 from superfluid.engines.executor.leases import Leases
 from superfluid.engines.executor.sampling import Bias, Sampler
 from superfluid.engines.executor.sequences import Sequences
+from superfluid.engines.executor.speculate import SLOT, Speculation
 from superfluid.engines.primitives import Description, Primitives, Vocabulary
 from superfluid.link import linkw
 from superfluid.shm.control import Control
@@ -42,6 +43,7 @@ class Core:
         self.control: Control | None = None
         self.completions: list[linkw.OpComplete] = []  # not yet in a tick's events
         self.unpumped: list[linkw.OpComplete] = []  # not yet reported by a pump
+        self.speculation: Speculation | None = None
         self.plan_seq = 0
         self.rate = PrefillRate()
         self.steps_synchronous: bool | None = None  # as the runtime was last told
@@ -56,11 +58,7 @@ class Core:
 
     def granted(self, slot: int) -> bool:
         """Whether a strategy slot was granted."""
-        return False
-
-    def admitted_with(self, slot: int, lane: Lane) -> linkw.AdmitResult:
-        """How a lane is admitted that names a strategy."""
-        raise NotImplementedError
+        return self.speculation is not None and slot == SLOT
 
     def counters(self) -> linkw.MemCounters:
         pool = self.primitives.mem_counters()

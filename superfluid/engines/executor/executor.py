@@ -24,6 +24,7 @@ from superfluid.engines.executor.leases import LEASE_TICKS
 from superfluid.engines.executor.record import capability_record
 from superfluid.engines.executor.sampling import Bias
 from superfluid.engines.executor.sequences import refusing
+from superfluid.engines.executor.speculate import register
 from superfluid.engines.executor.state import SPACE_ID, StateOps
 from superfluid.engines.executor.tick import run_tick
 from superfluid.engines.primitives import Primitives
@@ -253,7 +254,8 @@ class Executor(Engine):
         return capability_record(core.description, core.max_seq_len, core.vocabulary, self._record_overrides)
 
     def strategy_register(self, registration: linkw.StrategyRegister) -> linkw.StrategyGrantOk:
-        raise EngineError(Status.RegistrationRefused, f"strategy {registration.strategy_id} is not served here")
+        self._core.speculation, grant = register(self._core.description, registration)
+        return grant
 
     def close(self) -> None:
         self._core.primitives.close()

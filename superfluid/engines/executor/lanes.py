@@ -8,6 +8,7 @@ from superfluid.engines.executor.grammar import Grammar, Matcher
 from superfluid.engines.executor.leases import Lease
 from superfluid.engines.executor.sampling import LaneDraws
 from superfluid.engines.executor.sequences import NO_TOKENS, Sequence
+from superfluid.engines.executor.speculate import Drafter
 from superfluid.engines.primitives import Feed, TokenArray
 from superfluid.link import linkw
 
@@ -46,6 +47,7 @@ class Lane:
     nonce: int = 0  # of the row that waits for its commit
     row: linkw.RingRef | None = None
     alive: bool = True
+    drafter: Drafter | None = None
     started: bool = False  # it has its sequence
     length: int = attrs.field(init=False)
     sequence: Sequence = attrs.field(init=False)
@@ -104,13 +106,19 @@ class Lane:
         self.started = True
         self.feed = Feed(sequence.seq, NO_TOKENS, True)
 
+    def reserve(self, count: int) -> None:
+        """Make room for `count` more ids in the stream's buffer."""
+        n = self.length
+        if n + count > len(self.stream):
+            grown = np.empty(n + max(n, count, STREAM_ROOM), np.uint32)
+            grown[:n] = self.stream[:n]
+            self.stream = grown
+
     def append(self, token: int) -> None:
         """A token joins the stream."""
         n = self.length
         if n == len(self.stream):
-            grown = np.empty(n + max(n, STREAM_ROOM), np.uint32)
-            grown[:n] = self.stream
-            self.stream = grown
+            self.reserve(1)
         self.stream[n] = token
         self.length = n + 1
 
@@ -120,6 +128,16 @@ class Lane:
         at = self.ingested
         feed.tokens = self.stream[at : at + 1]
         feed.wants_row = row
+        return feed
+
+    def draft_feed(self, draft: TokenArray) -> Feed:
+        """Feed the last token and a draft of what follows it."""
+        n, k = self.length, len(draft)
+        self.reserve(k)
+        self.stream[n : n + k] = draft
+        feed = self.feed
+        feed.tokens = self.stream[n - 1 : n + k]
+        feed.wants_row = True
         return feed
 
 

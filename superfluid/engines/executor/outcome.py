@@ -17,6 +17,7 @@ class Outcome:
 
     core: Core
     left: dict[int, int]
+    overshoot: dict[int, int]  # tokens a verified draft may bring beyond the grant
     produced: dict[int, list[int]] = attrs.Factory(dict)
     records: dict[int, list[Record]] = attrs.Factory(dict)
     spec: dict[int, linkw.SpecStats] = attrs.Factory(dict)

@@ -13,6 +13,7 @@ from superfluid.engines.executor.outcome import Outcome
 from superfluid.engines.executor.picks import Emits, Picker
 from superfluid.engines.executor.prefill import Prefill
 from superfluid.engines.executor.sequences import Sequence, dying
+from superfluid.engines.executor.speculate import CERT_ID, DISTRIBUTION_EXACT, Drafter
 from superfluid.engines.executor.validate import Work, validate
 from superfluid.engines.primitives import CapacityError, FatalError, PrimitiveError
 from superfluid.link import linkw
@@ -44,7 +45,11 @@ class Tick:
         self._plan = plan
         self._work = work
         self._on_emit = on_emit if plan.flags & PlanFlag.PARTIAL_EMITS else None
-        self._outcome = Outcome(core, {lane.tag: grant for lane, grant in work.decodes})
+        self._outcome = Outcome(
+            core,
+            {lane.tag: grant for lane, grant in work.decodes},
+            {decode.lane_tag: decode.overshoot for decode in plan.decodes},
+        )
         self._outcome.produced = {lane.tag: [] for lane, _ in work.decodes}
         self._admitted: list[linkw.AdmitResult] = []
         self._timings = linkw.TickTimings()
@@ -65,7 +70,7 @@ class Tick:
         began = perf_counter_ns()
         Prefill(self._core, outcome, picker, self._emit).run(work.chunks, work.decodes, work.room)
         prefilled = perf_counter_ns()
-        Decode(self._core, outcome, picker, self._emit).run([lane for lane, _ in work.decodes])
+        Decode(self._core, outcome, picker, self._emit, work.room).run([lane for lane, _ in work.decodes])
         self._timings.prefill_ns = prefilled - began
         self._timings.decode_ns = perf_counter_ns() - prefilled
 
@@ -177,12 +182,9 @@ class Tick:
         core.faulted.discard(lane.tag)
         if lane.grammar is not None:
             lane.grammar.in_use = True
-        slot = admit.strategy_slot
-        self._admitted.append(
-            linkw.AdmitResult(lane.tag, AdmitStatus.ADMITTED, 0, 0, PLAIN_CLASS)
-            if not slot
-            else core.admitted_with(slot, lane)
-        )
+        lane.drafter = self._drafter(lane)
+        cert, exactness = (0, PLAIN_CLASS) if lane.drafter is None else (CERT_ID, DISTRIBUTION_EXACT)
+        self._admitted.append(linkw.AdmitResult(lane.tag, AdmitStatus.ADMITTED, 0, cert, exactness))
         try:
             lane.start(sequence or self._seeded(lane))
         except FatalError:
@@ -194,6 +196,15 @@ class Tick:
         sampling = Sampling.SAMPLED if lane.host else admit.sampling
         window = lane.stream[max(0, lane.prompt_len - PENALTY_WINDOW) : lane.prompt_len]
         lane.draws = core.sampler.lane(admit.params, sampling, admit.rng_counter_base, window, lane.want_logprobs, bias)
+
+    def _drafter(self, lane: Lane) -> Drafter | None:
+        """For a lane that asks to be drafted for and can be."""
+        admit, speculation = lane.admit, self._core.speculation
+        if speculation is None or not admit.strategy_slot or lane.host or lane.grammar is not None:
+            return None
+        if admit.logit_bias_handle or lane.want_logprobs or admit.minimum_exactness > DISTRIBUTION_EXACT:
+            return None
+        return speculation.drafter()
 
     def _seeded(self, lane: Lane) -> Sequence:
         """A sequence with the state that the lane's seed brings, if it has one."""
@@ -278,7 +289,7 @@ class Tick:
             outcome.fault(lane, FaultCode.BOUNDS)
             return None
         row = lane.row if lane.nonce and lane.row is not None else linkw.RingRef()
-        spec = outcome.spec.get(lane.tag) or linkw.SpecStats()
+        spec = outcome.spec.get(lane.tag) or linkw.SpecStats(0, 0, 0 if lane.drafter is None else CERT_ID)
         return linkw.LaneEmit(lane.tag, ref, len(tokens), int(lane.finish), row, spec)
 
 
