@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from superfluid.codec.segments import SegmentEncoder
 from superfluid.codec.tokenizer import Tokenizer, bytes_table
 from superfluid.codec.utf8 import decode_utf8
 
@@ -115,7 +116,22 @@ class Encoder:
         self._all_markers = "\0".join(markers)
         bos = tokenizer.bos
         self.auto_bos = bos is not None and tokenizer.encode("a")[:1] == [bos]
+        self._segments = SegmentEncoder(self._encode_plain, self.marker_pattern, self.specials)
         self.bos_text = self.special_texts.get(bos, "") if bos is not None else ""
+
+    def _encode_plain(self, text: str) -> list[int]:
+        """Ids without the BOS that the vocabulary puts in front by itself."""
+        ids = self.tokenizer.encode(text)
+        return ids[1:] if self.auto_bos else ids
+
+    def encode_text(self, text: str, at_start: bool) -> list[int]:
+        """Ids of one framing text; `at_start` when nothing precedes it."""
+        ids = self._segments.encode(text)
+        if at_start and self.auto_bos and self.tokenizer.bos is not None and text:
+            if self.bos_text and text.startswith(self.bos_text):
+                return ids
+            ids.insert(0, self.tokenizer.bos)
+        return ids
 
     def literal(self, token: int) -> str:
         """A marker's text: decode of its id, or its special-token text when that is empty."""
@@ -127,19 +143,17 @@ class Encoder:
         text = joined(pieces)
         touched = self._touched(pieces, text)
         if not touched:
-            out.add(text, framing=bool(pieces) and not pieces[0].content)
+            out.add_framing(text)
             return out.ids
-        run: list[Piece] = []
+        run: list[str] = []
         for index, piece in enumerate(pieces):
             if index not in touched:
-                run.append(piece)
+                run.append(piece.text)
                 continue
-            if run:
-                out.add(joined(run), framing=not run[0].content)
-                run = []
+            out.add_framing("".join(run))
+            run = []
             self._add_content(out, piece.text)
-        if run:
-            out.add(joined(run), framing=not run[0].content)
+        out.add_framing("".join(run))
         return out.ids
 
     def tail_window(self, pieces: Sequence[Piece], boundary: int) -> tuple[list[Piece], int, bool]:
@@ -202,7 +216,7 @@ class Encoder:
         while stack:
             chunk = stack.pop()
             if len(chunk) <= 1:
-                out.add(chunk)
+                out.add_content(chunk)
                 continue
             parts: list[str] = []
             at = 0
@@ -214,7 +228,7 @@ class Encoder:
                 parts += [chunk[first:half], chunk[half:last]]
                 at = last
             if not at:
-                out.add(chunk)
+                out.add_content(chunk)
                 continue
             if at < len(chunk):
                 parts.append(chunk[at:])
@@ -229,15 +243,13 @@ class _Output:
         self.ids: list[int] = []
         self.at_start = at_start
 
-    def add(self, text: str, framing: bool = False) -> None:
-        if not text:
-            return
-        encoder = self.encoder
-        ids = encoder.tokenizer.encode(text)
-        if encoder.auto_bos:
-            bos = encoder.tokenizer.bos
-            leads = self.at_start and not self.ids
-            twice = framing and encoder.bos_text and text.startswith(encoder.bos_text) and ids[:2] == [bos, bos]
-            if ids[:1] == [bos] and (not leads or twice):
-                ids = ids[1:]
-        self.ids += ids
+    def add_framing(self, text: str) -> None:
+        self.ids += self.encoder.encode_text(text, self._leads)
+
+    def add_content(self, text: str) -> None:
+        ids = self.encoder.tokenizer.encode(text) if text else []
+        self.ids += ids[1:] if ids and self.encoder.auto_bos and not self._leads else ids
+
+    @property
+    def _leads(self) -> bool:
+        return self.at_start and not self.ids

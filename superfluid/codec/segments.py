@@ -1,0 +1,102 @@
+"""Encoding framing text piece by piece: markers cut a text into segments whose ids are remembered.
+
+A conversation grows by a turn at a time and is encoded whole for every request, so all but its last segments are known.
+"""
+
+import re
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from threading import Lock
+
+REMEMBERED = 4 << 20  # bytes of text and ids that are kept
+LONGEST = 1 << 16  # characters: a longer segment is a document, which rarely comes back
+
+
+class SegmentCache:
+    """Ids of texts, the least recently used forgotten first. Any thread may use it."""
+
+    def __init__(self, capacity: int = REMEMBERED) -> None:
+        self._capacity = capacity
+        self._size = 0
+        self._held: OrderedDict[str, array[int]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, text: str) -> "array[int] | None":
+        with self._lock:
+            ids = self._held.get(text)
+            if ids is not None:
+                self._held.move_to_end(text)
+            return ids
+
+    def put(self, text: str, ids: "array[int]") -> None:
+        if len(text) > LONGEST:
+            return
+        with self._lock:
+            if text in self._held:
+                return
+            self._held[text] = ids
+            self._size += _cost(text, ids)
+            while self._size > self._capacity:
+                self._size -= _cost(*self._held.popitem(last=False))
+
+
+def _cost(text: str, ids: "array[int]") -> int:
+    return len(text) + ids.itemsize * len(ids)
+
+
+class SegmentEncoder:
+    """Encodes framing text through the cache. `encode_plain` gives a text's ids without a BOS.
+
+    A marker cuts a text only when it is found to stand alone: no other special string overlaps it, and what stands
+    beside it encodes as it does by itself (some vocabularies have markers that swallow white space).
+    """
+
+    def __init__(
+        self, encode_plain: Callable[[str], list[int]], markers: re.Pattern[str], specials: Mapping[str, int]
+    ) -> None:
+        self._encode_plain = encode_plain
+        self._markers = markers
+        self._specials = specials
+        self._stands_alone: dict[str, bool] = {}
+        self._cache = SegmentCache()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a whole framing text, without a BOS."""
+        out: list[int] = []
+        at = 0
+        for match in self._markers.finditer(text):
+            marker = match[0]
+            alone = self._stands_alone.get(marker)
+            if alone is None:
+                alone = self._stands_alone[marker] = self._is_alone(marker)
+            if alone:
+                out.extend(self._segment(text[at : match.start()]))
+                out.append(self._specials[marker])
+                at = match.end()
+        out.extend(self._segment(text[at:]))
+        return out
+
+    def _segment(self, text: str) -> "array[int] | list[int]":
+        if not text:
+            return []
+        ids = self._cache.get(text)
+        if ids is None:
+            ids = array("I", self._encode_plain(text))
+            self._cache.put(text, ids)
+        return ids
+
+    def _is_alone(self, marker: str) -> bool:
+        for other in self._specials:
+            if other != marker and (marker in other or other in marker or _overlap(marker, other)):
+                return False
+        plain = self._encode_plain
+        return all(
+            plain(before + marker + after) == [*plain(before), self._specials[marker], *plain(after)]
+            for before, after in (("a \n", " \nb"), ("a", "b"), ("a\n\n", "\n\nb"), ("a ", " b"))
+        )
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether a text may end in one of the strings and the other begin inside it."""
+    return any(one.endswith(other[:n]) or other.endswith(one[:n]) for n in range(1, min(len(one), len(other))))
