@@ -4,6 +4,8 @@ import struct
 from copy import copy
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from superfluid.link import linkw
@@ -19,6 +21,7 @@ SLOTS_PER_ADMISSION = 2
 """Inbound slots one admission may use: its prompt, and a resumed prefix."""
 
 U64 = (1 << 64) - 1
+Tokens = list[int] | npt.NDArray[np.uint32]
 
 
 class ContextExceeded(ValueError):
@@ -70,7 +73,7 @@ class Worker:
         )
         return f"{self.max_lanes} lanes instead of {max_batch}: {limit}"
 
-    def stage(self, tokens: list[int]) -> linkw.TokenRef:
+    def stage(self, tokens: Tokens) -> linkw.TokenRef:
         self.staged += 1
         return self.link.stage_prompt(tokens)
 

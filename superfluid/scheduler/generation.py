@@ -61,7 +61,8 @@ class Job:
 
     `deadline` is absolute, in seconds of the trio clock. `grammar` is ("schema" | "structural", text). `logprobs` is
     the number of alternatives per token, none for no logprobs. `open_call` is the text of a tool call that the turn
-    left open. A job without a session, or a raw one, writes nothing to the log.
+    left open. `turn_point` is where a chat's input ends in the stream, before the opener. A job without a session,
+    or a raw one, writes nothing to the log.
     """
 
     session: int | None
@@ -79,6 +80,7 @@ class Job:
     want_provisional: bool = False
     start_channel: int = 0
     open_call: str = ""
+    turn_point: int | None = None
     deadline: float | None = None
     batch_invariant: bool = False
     raw: bool = False

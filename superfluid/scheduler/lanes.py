@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from superfluid.link.events import Body, Event, Finish, Generated, ToolParseFailure, ToolUse
 from superfluid.link.linkw import TokenRef
@@ -33,6 +35,7 @@ class Ticket:
     failure: tuple[str, str] | None = None  # (code, reason): its records could not be kept
     over: bool = False  # its end is on its way
     warm_prefix: int | None = None
+    shares: dict[int, int] = attrs.Factory(dict)  # lane tag: ids its prompt has in common with this stream
     channel: int = 0
     tool_text: list[str] = attrs.Factory(list)
     shown: int = 0  # tokens that went through the provisional splitter
@@ -43,6 +46,7 @@ class Ticket:
     first_tick_end: float = 0.0
     first_tick_tokens: int = 0
     last_tick_end: float = 0.0
+    _ids: npt.NDArray[np.uint32] | None = None
 
     @property
     def klass(self) -> Class:
@@ -71,6 +75,13 @@ class Ticket:
 
     def past_deadline(self, now: float) -> bool:
         return self.job.deadline is not None and now >= self.job.deadline
+
+    @property
+    def ids(self) -> npt.NDArray[np.uint32]:
+        """The prompt as submitted, as an array made once."""
+        if self._ids is None:
+            self._ids = np.array(self.job.stream, np.uint32)
+        return self._ids
 
     # ---- routing: tokens to provisional text and to records
 
@@ -173,6 +184,8 @@ class Lane(PlannedLane):
     fault: int | None = None
     code: str | None = None
     reason: str | None = None
+    published: int = 0  # prompt tokens a copy of this lane was published under
+    unshared: bool = False  # a copy of it failed
     streamed: list[int] = attrs.Factory(list)  # shown in the tick under way, not yet in its result
 
     def stop(self, finish: int, code: str | None = None, reason: str | None = None) -> None:

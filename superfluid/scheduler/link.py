@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from superfluid.link import linkw
 from superfluid.link.codes import Status as Status
@@ -100,7 +102,7 @@ class EngineLink(Protocol):
     def in_slots(self) -> int:
         """Slots of the token-in ring: the most spans that may be staged and not yet read."""
 
-    def stage_prompt(self, tokens: Sequence[int]) -> linkw.TokenRef:
+    def stage_prompt(self, tokens: Sequence[int] | npt.NDArray[np.uint32]) -> linkw.TokenRef:
         """Write tokens into the token-in ring; the slot is overwritten after `in_slots` more."""
 
     def read_tokens(self, ref: linkw.TokenRef) -> list[int]:

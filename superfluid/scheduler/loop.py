@@ -21,6 +21,7 @@ from superfluid.scheduler.outbox import Batch, Outbox, StoreLike
 from superfluid.scheduler.planner import Plan, Settings, Situation, age, plan_tick, preemptible
 from superfluid.scheduler.queue import Queues
 from superfluid.scheduler.rates import ADAPTIVE_START, Rates, adapt_budget
+from superfluid.scheduler.shared import SharedPrefixes, Verdict
 from superfluid.scheduler.side import SideOperation, SideOperations
 from superfluid.shm.ring import RingError
 
@@ -239,6 +240,7 @@ class Scheduler:
 
     async def _serve(self, worker: Worker) -> None:
         control = worker.link.control
+        shared = SharedPrefixes(worker, self.rates)
         latency = False
         while True:
             if not (self._lanes or self._queues or self._side):
@@ -251,12 +253,14 @@ class Scheduler:
                 latency = control.latency = not latency
             self._settle()
             self._preempt(worker)
-            await self._admit(worker)
+            await self._admit(worker, shared)
             if self._side:
                 await self._side.run_due(worker.link, self.ticks, self.settings.starvation_ticks, self._better_work)
             if self._lanes:
                 await self._outbox.room()
+                shared.set_points(self._lanes, self._queues)
                 await self._tick(worker, latency)
+                await shared.checkpoint(self._lanes)
             else:
                 await trio.lowlevel.checkpoint()
 
@@ -304,31 +308,42 @@ class Scheduler:
     def _free_lanes(self, worker: Worker) -> int:
         return worker.max_lanes - sum(1 for lane in self._lanes if not lane.preempted)
 
-    async def _admit(self, worker: Worker) -> None:
+    async def _admit(self, worker: Worker, shared: SharedPrefixes) -> None:
         """Make lanes of queued jobs while one is free."""
         if not self._queues or self.ticks < self._no_admission_before:
             return
         if not any(lane.new for lane in self._lanes):
             worker.staged = 0
-        while self._free_lanes(worker) > 0 and worker.can_stage:
-            if any(lane.exclusive and not lane.preempted for lane in self._lanes):
-                return
-            ticket = self._queues.pop_next(
-                self.ticks, self.settings.starvation_ticks, self._held(), self.config.class_lanes
-            )
-            if ticket is None:
-                return
-            try:
-                lane = await worker.place(ticket, self._tags + 1, self.metrics)
-            except NotAdmitted as end:
-                self._refuse(ticket, end)
-            except BaseException:
+        held: list[Ticket] = []
+        try:
+            while self._free_lanes(worker) > 0 and worker.can_stage:
+                if any(lane.exclusive and not lane.preempted for lane in self._lanes):
+                    return
+                ticket = self._queues.pop_next(
+                    self.ticks, self.settings.starvation_ticks, self._held(), self.config.class_lanes
+                )
+                if ticket is None:
+                    return
+                decision = shared.decide(ticket, self._lanes, self.ticks)
+                if decision.verdict is Verdict.HOLD:
+                    held.append(ticket)
+                    continue
+                try:
+                    if decision.verdict is Verdict.PUBLISH and decision.leader is not None:
+                        await shared.publish(decision.leader, decision.length)
+                    lane = await worker.place(ticket, self._tags + 1, self.metrics)
+                except NotAdmitted as end:
+                    self._refuse(ticket, end)
+                except BaseException:
+                    self._queues.push_front(ticket)
+                    raise
+                else:
+                    self._tags += 1
+                    self._lanes.append(lane)
+                    self._by_tag[lane.tag] = lane
+        finally:
+            for ticket in reversed(held):
                 self._queues.push_front(ticket)
-                raise
-            else:
-                self._tags += 1
-                self._lanes.append(lane)
-                self._by_tag[lane.tag] = lane
 
     def _refuse(self, ticket: Ticket, end: NotAdmitted) -> None:
         """End a ticket that did not become a lane; one that ran before leaves a record of its end."""

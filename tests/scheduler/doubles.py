@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from superfluid.engines.engine import EngineError
@@ -68,8 +70,8 @@ class MockLink:
     def in_slots(self) -> int:
         return self.rings[linkw.RING_IN].spec.slots
 
-    def stage_prompt(self, tokens: Sequence[int]) -> linkw.TokenRef:
-        return self.rings[linkw.RING_IN].push_tokens(list(tokens))
+    def stage_prompt(self, tokens: Sequence[int] | npt.NDArray[np.uint32]) -> linkw.TokenRef:
+        return self.rings[linkw.RING_IN].push_tokens(tokens)
 
     def read_tokens(self, ref: linkw.TokenRef) -> list[int]:
         tokens: list[int] = self.rings[linkw.RING_OUT].read_tokens(ref).tolist()
@@ -139,8 +141,13 @@ class MockLink:
                 ids = self.rings[linkw.RING_IN].read_tokens(span)
                 self._ask(lambda: engine.publish_sequence(sequence, ids))
                 return linkw.PublishSequenceOk()
-            case linkw.EmbedReq(tokens):
-                raise EngineRefused(Status.Unsupported)
+            case linkw.FreeSequenceReq(sequence):
+                self._ask(lambda: engine.free_sequence(sequence))
+                return linkw.FreeSequenceOk()
+            case linkw.UnpublishReq(span):
+                ids = self.rings[linkw.RING_IN].read_tokens(span)
+                self._ask(lambda: engine.unpublish(ids))
+                return linkw.UnpublishOk()
         raise NotImplementedError(type(request).__name__)
 
     async def _alive(self) -> None:
