@@ -151,7 +151,8 @@ class WorkerLink:
             try:
                 for unanswered in ahead:
                     await self._channel.send(unanswered)
-                self._awaited = await self._channel.send(message)
+                self._awaited = self._channel.next_seq  # set first: the reply may be read before `send` returns
+                await self._channel.send(message)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise WorkerGone("the worker closed its link") from error
             with trio.CancelScope(shield=True):  # a reply left unread would answer the next request
