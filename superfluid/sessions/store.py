@@ -216,8 +216,8 @@ class Store:
     def stage(self, batch: Sequence[Record]) -> Commit:
         """Give records their ids and times, and put them in line for the next sync, all or none.
 
-        Nothing here looks at the rules of sessions. Raises LogIOError when the log takes no more, UnknownSession and
-        PurgedSession.
+        An empty batch is done when everything before it is. Nothing here looks at the rules of sessions. Raises
+        LogIOError when the log takes no more, UnknownSession and PurgedSession.
         """
         if self._closed or self._wal.failed:
             raise LogIOError(self.path, "the log is closed" if self._closed else "a sync of the log failed earlier")
@@ -249,7 +249,7 @@ class Store:
                 self._unmake(session)
             raise
         commit = Commit(staged, chunks)
-        if staged:
+        if staged or self._queue or self._writing:
             self._queue.append(commit)
             self._staged.set()
         else:
@@ -347,8 +347,10 @@ class Store:
         return batch
 
     def _write(self, batch: list[Commit]) -> LogIOError | None:
+        data = b"".join(chunk for commit in batch for chunk in commit.chunks)
         try:
-            self._wal.append(b"".join(chunk for commit in batch for chunk in commit.chunks))
+            if data:
+                self._wal.append(data)
         except LogIOError as error:
             return error
         return None
