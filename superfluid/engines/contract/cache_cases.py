@@ -14,7 +14,7 @@ from superfluid.link.codes import (
     Status,
     TickStatus,
 )
-from superfluid.link.linkw import LaneDecode, LanePrefill, LaneRetire, ShedPolicy
+from superfluid.link.linkw import LaneCommit, LaneDecode, LanePrefill, LaneRetire, ShedPolicy
 
 SAMPLED = linkw.SamplingParams(temperature=0.9, flags=PARAM_IGNORE_EOS)
 NOTHING = ShedPolicy(evictable_cache_classes=0)
@@ -40,7 +40,7 @@ def a_published_prompt_seeds_the_next_lane(new: New) -> None:
     d.refused(Status.RejectIllegalCombination, "a prefill of what the seed brought", admits=[admit], prefills=early)
     events = d.start(1, longer, decode=1, at=n, seed_handle=seed)
     d.equal(len(d.subject.lane_tokens(1)), n + 2, "committed length of the seeded lane")
-    d.equal(d.tokens(events, 1) + d.decode(1, 2), cold, "tokens of the seeded lane")
+    d.same(d.tokens(events, 1) + d.decode(1, 2), cold, "tokens of the seeded lane")
     d.refused(Status.RejectStaleSeed, "the seed again", admits=[d.admit(2, longer, seed_handle=seed)])
     d.still_works(1)
 
@@ -59,8 +59,8 @@ def the_whole_span_as_a_seed(new: New) -> None:
         return
     d.true(not d.can.head_only, "a head-only engine refuses a seed that is the whole span")
     events = d.tick(admits=[d.admit(1, prompt, seed_handle=seed)], decodes=[LaneDecode(1, 3)])
-    d.equal(d.tokens(events, 1), cold, "tokens of a lane whose whole prompt was seeded")
-    d.equal(d.subject.lane_tokens(1), prompt + cold, "committed tokens")
+    d.same(d.tokens(events, 1), cold, "tokens of a lane whose whole prompt was seeded")
+    d.same(d.subject.lane_tokens(1), prompt + cold, "committed tokens")
 
 
 @case
@@ -152,7 +152,7 @@ def two_lanes_seeded_from_one_entry(new: New) -> None:
         decodes=[LaneDecode(tag, 4) for tag in tails],
     )
     for tag in tails:
-        d.equal(d.tokens(events, tag), cold[tag], f"tokens of lane {tag}")
+        d.same(d.tokens(events, tag), cold[tag], f"tokens of lane {tag}")
 
 
 # ---- replays
@@ -167,17 +167,17 @@ def a_resumed_lane_replays_its_decoded_tail(new: New) -> None:
         resumed, tail = prompt + whole[:8], 8
         fields: dict[str, Any] = {**mode, "decode_replay": tail, "rng_counter_base": 48}
         events = d.start(1, resumed, decode=tail + 4, count=20, **fields)
-        d.equal(d.tokens(events, 1), whole[8:], "tokens when the grant comes at once")
-        d.equal(d.subject.lane_tokens(1), prompt + whole, "committed tokens")
+        d.same(d.tokens(events, 1), whole[8:], "tokens when the grant comes at once")
+        d.same(d.subject.lane_tokens(1), prompt + whole, "committed tokens")
         d.retire(1)
         d.start(1, resumed, count=20, **fields)
         for count in (3, 3, 2):
             emit = d.emit(d.tick(decodes=[LaneDecode(1, count)]), 1)
             d.equal((emit.n_tokens, emit.finish), (0, 0), "emit of a grant that replay used up")
-        d.equal(d.decode(1, 4), whole[8:], "tokens when the grants come in pieces")
+        d.same(d.decode(1, 4), whole[8:], "tokens when the grants come in pieces")
         d.retire(1)
         d.start(1, resumed, count=20, **fields)
-        d.equal(d.decode(1, 5) + d.decode(1, 7), whole[8:], "tokens when a grant ends past the tail")
+        d.same(d.decode(1, 5) + d.decode(1, 7), whole[8:], "tokens when a grant ends past the tail")
 
 
 @case
@@ -205,7 +205,7 @@ def a_seed_shortens_the_replayed_tail(new: New) -> None:
     d.publish(prompt[:n])
     seed = d.acquire(prompt, n)
     events = d.tick(admits=[d.admit(1, prompt, seed_handle=seed, decode_replay=10)], decodes=[LaneDecode(1, 5)])
-    d.equal(d.tokens(events, 1), cold, "tokens after the two that the seed left to replay")
+    d.same(d.tokens(events, 1), cold, "tokens after the two that the seed left to replay")
 
 
 @case
@@ -221,7 +221,7 @@ def a_grammar_is_replayed_before_the_first_draw(new: New) -> None:
     resumed = prompt + sample.accepted + whole[:3]
     replay = len(sample.accepted) + 3
     got = d.generate(1, resumed, 3, grammar_handle=grammar, grammar_replay=replay, rng_counter_base=3)
-    d.equal(got, whole[3:6], "tokens of a lane resumed under its grammar")
+    d.same(got, whole[3:6], "tokens of a lane resumed under its grammar")
 
 
 @case
@@ -296,6 +296,25 @@ def a_plan_that_never_fits(new: New) -> None:
 
 
 @case
+def commits_need_room(new: New) -> None:
+    n = new().unit
+    d = new(pool_tokens=2 * n)
+    need(d.can.host_logits, "no host logits")
+    prompt = d.prompt(2 * n - 1)
+    events = d.start(1, prompt, decode=1, sampling=Sampling.HOST)
+    for token, fits in ((5, True), (6, False)):
+        fields: dict[str, Any] = {
+            "commits": [LaneCommit(1, token, d.emit(events, 1).logits_row.generation)],
+            "decodes": [LaneDecode(1, 1)],
+        }
+        if fits:
+            events = d.tick(**fields)
+        else:
+            d.refused(Status.NeedsReplan, "a commit into a full pool", **fields)
+    d.equal(d.subject.lane_tokens(1), [*prompt, 5], "committed tokens")
+
+
+@case
 def evictions_make_room_within_the_policy(new: New) -> None:
     d, cached = _pool(new)
     need(not d.can.exports_entries, "cache entries are not in the pool")
@@ -306,6 +325,7 @@ def evictions_make_room_within_the_policy(new: New) -> None:
     replan = Status.NeedsReplan
     for words, policy in (
         ("no class may be evicted", NOTHING),
+        ("only shared prefixes may be evicted", ShedPolicy(evictable_cache_classes=CacheClass.SHARED_PREFIX)),
         ("only exports may be evicted", ShedPolicy(evictable_cache_classes=CacheClass.HOST_EXPORT)),
         ("no byte may be evicted", ShedPolicy(max_evict_bytes=0)),
         ("too few bytes may be evicted", ShedPolicy(max_evict_bytes=held // 2 - 1)),
@@ -367,6 +387,8 @@ def evicting_the_cache(new: New) -> None:
     d.equal(evict(EVERYTHING, ShedPolicy(protected_quota_bytes=2 * size)), 0, "bytes freed past the quota")
     exports_only = ShedPolicy(evictable_cache_classes=CacheClass.HOST_EXPORT)
     d.equal(evict(EVERYTHING, exports_only), 0, "pool bytes freed by evicting exports")
+    shared_only = ShedPolicy(evictable_cache_classes=CacheClass.SHARED_PREFIX)
+    d.equal(evict(EVERYTHING, shared_only), 0, "bytes freed by evicting shared prefixes when there are none")
     seed = d.acquire([*a, 1], n)
     d.equal(evict(size, ShedPolicy()), size, "bytes freed for a target of one entry")
     d.equal((d.offers([*a, 1])[:1], d.offers([*b, 1])), ([n], []), "what is left: the entry that is pinned")

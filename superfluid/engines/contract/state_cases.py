@@ -74,7 +74,7 @@ def a_fork_is_a_bare_copy(new: New) -> None:
         d.engine.free_sequence(child)
         seed = d.engine.seed_adopt(grandchild, d.array(prompt))
         events = d.start(1, longer, decode=3, at=n, seed_handle=seed)
-        d.equal(d.tokens(events, 1), cold, "tokens of a lane on a fork's fork")
+        d.same(d.tokens(events, 1), cold, "tokens of a lane on a fork's fork")
         d.retire(1)
     d.equal(d.allocated(), before, "bytes allocated when forks and lanes are gone")
 
@@ -186,13 +186,13 @@ def a_state_comes_back(new: New) -> None:
         )
     seed = d.engine.seed_adopt(adopted, d.array(prompt))
     events = d.start(1, longer, decode=3, at=n, seed_handle=seed)
-    d.equal(d.tokens(events, 1), cold, "tokens of a lane on a restored state")
+    d.same(d.tokens(events, 1), cold, "tokens of a lane on a restored state")
     d.retire(1)
     d.engine.publish_sequence(published, d.array(prompt))
     d.refuses(Status.UnknownHandle, "publish consumes the sequence", d.engine.free_sequence, published)
     seed = d.acquire(longer, n)
     events = d.start(1, longer, decode=3, at=n, seed_handle=seed)
-    d.equal(d.tokens(events, 1), cold, "tokens of a lane seeded from a published restore")
+    d.same(d.tokens(events, 1), cold, "tokens of a lane seeded from a published restore")
 
 
 @case

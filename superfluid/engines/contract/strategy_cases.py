@@ -113,7 +113,7 @@ def an_unmatched_admit_is_refused_alone(new: New) -> None:
     )
     statuses = {result.lane_tag: result.status for result in events.admit_results}
     d.equal(statuses, {1: AdmitStatus.REJECTED, 2: AdmitStatus.ADMITTED}, "admit statuses")
-    d.equal(d.tokens(events, 2), whole, "tokens of the lane beside it")
+    d.same(d.tokens(events, 2), whole, "tokens of the lane beside it")
     d.refused(Status.RejectUnknownLane, "a decode of the lane that was refused", decodes=[LaneDecode(1, 1)])
     d.equal(d.tick(admits=[d.admit(1, prompt)]).admit_results[0].status, AdmitStatus.ADMITTED, "its tag, again")
 
@@ -139,7 +139,7 @@ def a_strategy_changes_no_token(new: New) -> None:
     d.start(1, prompt, strategy_slot=slot)
     events = d.tick(decodes=[LaneDecode(1, 12)])
     spec = d.emit(events, 1).spec
-    d.equal(d.tokens(events, 1), whole, "tokens with a strategy")
+    d.same(d.tokens(events, 1), whole, "tokens with a strategy")
     d.true(spec.cert_id_in_effect > 0, "a certificate in effect")
     d.true(spec.proposed > 0, "something was drafted")
     d.true(spec.accepted <= spec.proposed, f"{spec.accepted} accepted of {spec.proposed}")

@@ -36,6 +36,7 @@ class Abilities:
     """Selects cases. The defaults are those of a full engine that can do everything."""
 
     max_batch: int = 8
+    exact: bool = True  # the same tokens whatever is in the batch; a real model may round otherwise
     head_only: bool = False  # state is cut nowhere; only a whole cache entry seeds
     exports_entries: bool = False  # cache entries leave the pool as soon as nothing uses them
     seeds_copy: bool = True  # a seed costs its length in the pool

@@ -45,7 +45,7 @@ def the_same_prompt_and_seed_give_the_same_tokens(new: New) -> None:
         prompt = first.prompt(21)
         tokens = first.generate(1, prompt, 9, **fields)
         second.generate(5, second.prompt(10, salt=3), 4)
-        second.equal(second.generate(2, prompt, 9, **fields), tokens, "tokens on another engine and lane")
+        second.same(second.generate(2, prompt, 9, **fields), tokens, "tokens on another engine and lane")
 
 
 @case
@@ -57,8 +57,8 @@ def a_tick_cut_into_pieces_gives_the_same_tokens(new: New) -> None:
     d.start(2, prompt, count=8, **fields)
     d.tick(prefills=[LanePrefill(2, 8, 13)])
     pieces = [token for count in (1, 3, 0, 5) for token in d.decode(2, count)]
-    d.equal(pieces, whole, "tokens of a lane decoded in pieces")
-    d.equal(d.subject.lane_tokens(2), prompt + whole, "committed tokens")
+    d.same(pieces, whole, "tokens of a lane decoded in pieces")
+    d.same(d.subject.lane_tokens(2), prompt + whole, "committed tokens")
 
 
 @case
@@ -205,17 +205,15 @@ def prefill_is_cut_to_the_budget(new: New) -> None:
     events = d.tick(prefill_token_budget=10, admits=[admit], prefills=chunk)
     d.status(events, TickStatus.SHED, "of a cut prefill")
     d.equal(events.shed.prefill_chunks_dropped, 1, "prefill chunks dropped")
-    entry = events.shed.entries[0]
-    d.equal(
-        (len(events.shed.entries), entry.lane_tag, entry.kind, entry.tokens), (1, 1, SHED_PREFILL, 90), "shed entry"
-    )
+    shed = [(entry.lane_tag, entry.kind, entry.tokens) for entry in events.shed.entries]
+    d.equal(shed, [(1, SHED_PREFILL, 90)], "shed entries")
     illegal = Status.RejectIllegalCombination
     d.refused(illegal, "a prefill that starts too early", prefills=[LanePrefill(1, 9, 91)])
     d.refused(illegal, "a prefill that starts too late", prefills=[LanePrefill(1, 11, 89)])
     d.refused(Status.RejectBounds, "a prefill past the prompt", prefills=[LanePrefill(1, 10, 91)])
     events = d.tick(prefills=[LanePrefill(1, 10, 90)], decodes=[LaneDecode(1, 2)])
     d.status(events, TickStatus.OK, "of the rest")
-    d.equal(d.tokens(events, 1), whole, "tokens after a cut prefill")
+    d.same(d.tokens(events, 1), whole, "tokens after a cut prefill")
 
 
 @case
@@ -248,7 +246,7 @@ def a_fault_takes_one_lane_only(new: New) -> None:
     d.status(events, TickStatus.LANE_ERRORS, "with a faulted lane")
     d.equal([fault.lane_tag for fault in events.faults], [1], "faulted lanes")
     d.equal([emit.lane_tag for emit in events.emits], [2], "lanes with an emit")
-    d.equal(d.tokens(events, 2), expected, "tokens of the other lane")
+    d.same(d.tokens(events, 2), expected, "tokens of the other lane")
     d.refused(Status.RejectUnknownLane, "a decode of a faulted lane", decodes=[LaneDecode(1, 1)])
     d.equal(d.engine.lane_sequence(1), None, "sequence of a faulted lane")
     d.retire(1, publish=True)
@@ -286,8 +284,8 @@ def a_yield_ends_prefill_at_a_step_boundary(new: New) -> None:
     events = d.tick(
         prefills=[LanePrefill(1, 100 - left, left)], decodes=[LaneDecode(1, 3), LaneDecode(2, 8 - len(got))]
     )
-    d.equal(d.tokens(events, 1), whole, "tokens of the lane that was cut")
-    d.equal(got + d.tokens(events, 2), other, "tokens of the lane beside it")
+    d.same(d.tokens(events, 1), whole, "tokens of the lane that was cut")
+    d.same(got + d.tokens(events, 2), other, "tokens of the lane beside it")
 
 
 @case
@@ -311,7 +309,7 @@ def a_yield_ends_decode_after_a_round(new: New) -> None:
     control.yield_requested = False
     events = d.tick(decodes=[LaneDecode(tag, 6 - len(got[tag])) for tag in got])
     for tag, tokens in got.items():
-        d.equal(tokens + d.tokens(events, tag), whole[tag], "tokens across yields")
+        d.same(tokens + d.tokens(events, tag), whole[tag], "tokens across yields")
 
 
 @case
