@@ -4,13 +4,15 @@ Frames show where, never with what: no local values.
 """
 
 import inspect
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import stackscope
 import trio
 
-INNERMOST = 3  # frames shown per task, innermost last
+OWN_FRAMES = 3  # innermost frames of this package that are shown of a task, then the one it rests in
+PACKAGE = f"{os.sep}superfluid{os.sep}"
 
 
 def dump_json(root: trio.lowlevel.Task | None) -> dict[str, Any]:
@@ -44,10 +46,10 @@ def _state(task: trio.lowlevel.Task) -> str:
 
 
 def _frames(task: trio.lowlevel.Task) -> list[str]:
-    """The innermost frames of our own code, then the one it rests in."""
-    stack = stackscope.extract(task, recurse_child_tasks=False)
-    shown = [f"{frame.filename}:{frame.lineno} {frame.funcname}" for frame in stack.frames if not frame.hide]
-    return shown[-INNERMOST:]
+    frames = [frame for frame in stackscope.extract(task, recurse_child_tasks=False).frames if not frame.hide]
+    own = [frame for frame in frames if PACKAGE in frame.filename][-OWN_FRAMES:]
+    shown = own if frames[-1:] == own[-1:] else [*own, *frames[-1:]]
+    return [f"{frame.filename}:{frame.lineno} {frame.funcname}" for frame in shown]
 
 
 def _lines(node: dict[str, Any], indent: str) -> Iterator[str]:

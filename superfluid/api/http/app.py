@@ -168,9 +168,12 @@ async def serve(
     drain_timeout: float,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer requests on `listener` until `shutdown`, then let those in flight finish for `drain_timeout` seconds."""
+    """Answer requests on `listener` until `shutdown`, then let those in flight finish for `drain_timeout` seconds.
+
+    The server takes the listener over and closes it.
+    """
     config = hypercorn.config.Config()
-    config.bind = [f"fd://{listener.fileno()}"]
+    config.bind = [f"fd://{listener.detach()}"]
     config.keep_alive_timeout = IDLE
     config.graceful_timeout = drain_timeout
     config.h11_max_incomplete_size = 64 * 1024

@@ -57,9 +57,9 @@ async def run_http(
 ) -> None:
     """Listen and serve until the daemon drains; reports the bound port. Raises OSError when it cannot bind."""
     listener = listen(host, port)
-    with listener:
-        async with trio.open_nursery() as nursery:
-            api = Api(daemon, nursery, settings)
-            app = build_app(api, access)
-            await nursery.start(serve, app, listener, daemon.drain_started, drain_timeout, name="http")
-            task_status.started(listener.getsockname()[1])
+    bound = listener.getsockname()[1]
+    async with trio.open_nursery() as nursery:
+        api = Api(daemon, nursery, settings)
+        app = build_app(api, access)
+        await nursery.start(serve, app, listener, daemon.drain_started, drain_timeout, name="listener")
+        task_status.started(bound)
