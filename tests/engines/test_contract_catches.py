@@ -7,7 +7,8 @@ import pytest
 
 from superfluid.engines.contract import CASES, ContractViolation, NotApplicable
 from superfluid.engines.engine import EngineError
-from superfluid.engines.mock import MockEngine, cache, envelope, lanes, operations, plan, state, strategies, workloads
+from superfluid.engines.executor import envelope
+from superfluid.engines.mock import MockEngine, cache, lanes, operations, plan, state, states, strategies, workloads
 from superfluid.link import linkw
 from superfluid.link.codes import SHED_PREFILL
 from tests.engines.mock_subject import make_mock
@@ -157,7 +158,7 @@ BROKEN: dict[str, tuple[str, Patch]] = {
     "a refused export writes": ("exports_are_sized_first", swap(operations.Operations, "snapshot", overwrites)),
     "damage goes unseen": (
         "states_that_are_refused",
-        swap(envelope, "xxh3_64_intdigest", lambda _: lambda data: 0),
+        swap(envelope, "_CHECKSUMS", lambda _: {envelope.CHECKSUM_XXH3: lambda data: 0}),
     ),
     "every lock is forgotten": (
         "a_running_operation_is_busy",
@@ -165,7 +166,7 @@ BROKEN: dict[str, tuple[str, Patch]] = {
     ),
     "taint is forgotten": (
         "precision_that_was_lost_stays_marked",
-        swap(envelope, "TAINT_QUANTIZED", lambda _: 0),
+        swap(states, "TAINT_QUANTIZED", lambda _: 0),
     ),
     "the first certificate wins": (
         "the_certificate_of_an_admit",

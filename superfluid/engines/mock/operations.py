@@ -5,7 +5,8 @@ from collections.abc import Callable
 import attrs
 
 from superfluid.engines.engine import EngineError, OpStatus
-from superfluid.engines.mock import envelope
+from superfluid.engines.executor.envelope import Opened
+from superfluid.engines.mock import states
 from superfluid.engines.mock.config import MockConfig
 from superfluid.engines.mock.state import PROMOTE, Sequence, SequenceTable, advance, boundary
 from superfluid.link import linkw
@@ -39,7 +40,7 @@ class Operations:
         sequence = self._sequences.get(handle)
         space = self._sequences.space(space_id)
         self._check_range(sequence, space, start, end, encoding)
-        return envelope.BYTES + envelope.payload_bytes(space, start, end, encoding), sequence.generation
+        return states.ENVELOPE_BYTES + states.payload_bytes(space, start, end, encoding), sequence.generation
 
     def snapshot(self, handle: int, space_id: int, position: int, out: memoryview, sizing_gen: int) -> int:
         sequence, space = self._target(handle, space_id)
@@ -63,7 +64,7 @@ class Operations:
 
     def promote(self, handle: int, space_id: int, start: int, end: int, sealed: memoryview) -> int:
         sequence, space = self._target(handle, space_id)
-        opened = envelope.unseal(sealed, self._config, space)
+        opened = states.unseal(sealed, self._config, space)
         if (space_id, start, end) not in sequence.demoted or (opened.start, opened.end) != (start, end):
             raise EngineError(
                 Status.RejectBounds,
@@ -78,7 +79,7 @@ class Operations:
             if opened.taint:
                 sequence.taint |= opened.taint
                 sequence.provenance = advance(sequence.provenance, PROMOTE, end - start)
-            return len(sealed) - envelope.BYTES
+            return len(sealed) - states.ENVELOPE_BYTES
 
         return self._start(sequence, space_id, finish)
 
@@ -86,7 +87,7 @@ class Operations:
         sequence, space = self._target(handle, space_id)
         if sequence.lane is not None or sequence.seed is not None or sequence.lengths[space_id]:
             raise EngineError(Status.Busy, f"sequence {handle} is not an empty bare one")
-        opened = envelope.unseal(sealed, self._config, space)
+        opened = states.unseal(sealed, self._config, space)
         from_start = opened.start == (opened.end if space.kind == SpaceKind.BLOB else 0)
         if not from_start or not opened.end:
             raise EngineError(Status.RejectBounds, f"a state of {opened.start}..{opened.end} begins no sequence")
@@ -99,7 +100,7 @@ class Operations:
             sequence.taint |= opened.taint
             sequence.provenance = opened.provenance
             sequence.generation += 1
-            return len(sealed) - envelope.BYTES
+            return len(sealed) - states.ENVELOPE_BYTES
 
         return self._start(sequence, space_id, finish)
 
@@ -183,7 +184,7 @@ class Operations:
     def _seal(
         self, sequence: Sequence, space: linkw.StateSpaceDesc, start: int, end: int, encoding: int, out: memoryview
     ) -> int:
-        return envelope.seal_into(out, self._config, space, sequence, start, end, encoding)
+        return states.seal_into(out, self._config, space, sequence, start, end, encoding)
 
     def _check_range(
         self, sequence: Sequence, space: linkw.StateSpaceDesc, start: int, end: int, encoding: int
@@ -221,15 +222,15 @@ class Operations:
                 Status.StaleSizing, f"sized at generation {sizing_gen}, the state is at {sequence.generation}"
             )
         self._check_range(sequence, space, start, end, encoding)
-        size = envelope.BYTES + envelope.payload_bytes(space, start, end, encoding)
+        size = states.ENVELOPE_BYTES + states.payload_bytes(space, start, end, encoding)
         if len(out) < size:
             raise EngineError(Status.BufferTooSmall, f"a buffer of {len(out)} bytes; the state has {size}")
 
-    def _check_payload(self, space: linkw.StateSpaceDesc, opened: envelope.Opened, sealed: memoryview) -> None:
+    def _check_payload(self, space: linkw.StateSpaceDesc, opened: Opened, sealed: memoryview) -> None:
         if opened.encoding not in (Encoding.LOSSLESS, Encoding.Q8, Encoding.Q4):
             raise EngineError(Status.EnvelopeMismatch, f"encoding {opened.encoding}")
-        size = envelope.payload_bytes(space, opened.start, opened.end, opened.encoding)
-        if len(sealed) - envelope.BYTES != size:
+        size = states.payload_bytes(space, opened.start, opened.end, opened.encoding)
+        if len(sealed) - states.ENVELOPE_BYTES != size:
             raise EngineError(
-                Status.EnvelopeMismatch, f"{len(sealed) - envelope.BYTES} payload bytes; this range has {size}"
+                Status.EnvelopeMismatch, f"{len(sealed) - states.ENVELOPE_BYTES} payload bytes; this range has {size}"
             )
