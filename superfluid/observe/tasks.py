@@ -1,60 +1,92 @@
-"""The task dump: every task of the daemon, whose child it is, and the frames it waits in (spec: observability).
+"""Task dumps: the tree of nurseries of a running daemon, what each task waits for and where."""
 
-Frames show where, never with what: no local values.
-"""
-
-import inspect
-import os
+import sys
 from collections.abc import Iterator
-from typing import Any
+from types import FrameType
+from typing import TypedDict
 
 import stackscope
 import trio
+import trio.lowlevel
 
-OWN_FRAMES = 3  # innermost frames of this package that are shown of a task, then the one it rests in
-PACKAGE = f"{os.sep}superfluid{os.sep}"
+INNERMOST = 4
+"""Frames shown of a task, innermost last."""
 
-
-def dump_json(root: trio.lowlevel.Task | None) -> dict[str, Any]:
-    """The tree below `root` as nested {name, state, frames, children}; an empty object without a running loop."""
-    return {} if root is None else _task(root)
-
-
-def dump_text(root: trio.lowlevel.Task | None) -> str:
-    """The same as an indented text, one task a paragraph."""
-    if root is None:
-        return "no trio run\n"
-    return "".join(_lines(_task(root), ""))
+RESCHEDULED = "wait_task_rescheduled"
+"""Where every blocked task of trio ends."""
 
 
-def _task(task: trio.lowlevel.Task) -> dict[str, Any]:
-    children = [child for nursery in task.child_nurseries for child in nursery.child_tasks]
-    return {
-        "name": task.name,
-        "state": _state(task),
-        "frames": _frames(task),
-        "children": [_task(child) for child in sorted(children, key=lambda child: child.name)],
-    }
+class TaskDump(TypedDict):
+    """One task; frames are `file:line function`, outermost first, and show no local values."""
+
+    name: str
+    state: str
+    frames: list[str]
+    children: list["TaskDump"]
 
 
-def _state(task: trio.lowlevel.Task) -> str:
-    if task is trio.lowlevel.current_task():
-        return "running"
-    if task.custom_sleep_data is None and inspect.getcoroutinestate(task.coro) == inspect.CORO_CREATED:
-        return "starting"
-    return "waiting"
+def dump_json(task: trio.lowlevel.Task | None) -> TaskDump:
+    """The tree below a task, as nested objects; an empty one without a task (trio is not running)."""
+    if task is None:
+        return TaskDump(name="", state="not running", frames=[], children=[])
+    state, frames = _where(task)
+    children = sorted(_children(task), key=lambda child: (child.name, id(child)))
+    return TaskDump(name=task.name, state=state, frames=frames, children=[dump_json(child) for child in children])
 
 
-def _frames(task: trio.lowlevel.Task) -> list[str]:
-    frames = [frame for frame in stackscope.extract(task, recurse_child_tasks=False).frames if not frame.hide]
-    own = [frame for frame in frames if PACKAGE in frame.filename][-OWN_FRAMES:]
-    shown = own if frames[-1:] == own[-1:] else [*own, *frames[-1:]]
-    return [f"{frame.filename}:{frame.lineno} {frame.funcname}" for frame in shown]
+def dump_text(task: trio.lowlevel.Task | None) -> str:
+    """The tree below a task, a line per task and per frame."""
+    return "".join(_lines(dump_json(task), 0))
 
 
-def _lines(node: dict[str, Any], indent: str) -> Iterator[str]:
-    yield f"{indent}{node['name']} [{node['state']}]\n"
-    for frame in node["frames"]:
+def _lines(dump: TaskDump, depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    yield f"{indent}{dump['name']}: {dump['state']}\n"
+    for frame in dump["frames"]:
         yield f"{indent}    {frame}\n"
-    for child in node["children"]:
-        yield from _lines(child, indent + "  ")
+    for child in dump["children"]:
+        yield from _lines(child, depth + 1)
+
+
+def _children(task: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
+    for nursery in task.child_nurseries:
+        yield from nursery.child_tasks
+
+
+def _where(task: trio.lowlevel.Task) -> tuple[str, list[str]]:
+    """What a task does, and its innermost frames."""
+    if task is trio.lowlevel.current_task():
+        names: list[str] = []
+        here: FrameType | None = sys._getframe(1)
+        while here is not None and len(names) < INNERMOST:
+            if here.f_globals.get("__name__") != __name__:
+                names.insert(0, _name(here.f_code.co_filename, here.f_lineno, here.f_code.co_name))
+            here = here.f_back
+        return "running", names
+    frames = [
+        (frame.pyframe.f_code, frame.lineno)
+        for frame in stackscope.extract(task, with_contexts=False).frames
+        if not frame.hide
+    ]
+    if frames and frames[-1][0].co_name == RESCHEDULED:
+        frames.pop()
+    state = "runnable"
+    if frames:
+        state = f"waiting in {frames[-1][0].co_qualname}"
+    nursery = task.parent_nursery
+    if nursery is not None and nursery.cancel_scope.cancel_called:
+        state += " (cancelled)"
+    return state, [_name(code.co_filename, line, code.co_name) for code, line in frames[-INNERMOST:]]
+
+
+def _name(path: str, line: int, function: str) -> str:
+    """`file:line function`, the file from its package on."""
+    parts = path.split("/")
+    for root in ("site-packages", "superfluid"):
+        if root in parts:
+            at = len(parts) - 1 - parts[::-1].index(root)
+            parts = parts[at + (root == "site-packages") :]
+            break
+    else:
+        parts = parts[-2:]
+    return f"{'/'.join(parts)}:{line} {function}"
