@@ -5,6 +5,7 @@ A frame is the payload's length (u32 LE), its XXH3-64 (u64 LE) and the payload: 
 """
 
 from enum import IntEnum
+from functools import lru_cache
 from mmap import mmap
 from struct import Struct
 from typing import Any
@@ -92,6 +93,7 @@ def touches_zero_sector(data: Mapped, offset: int, length: int) -> bool:
         return bool(lib.sf_wal_zero_sector(bytes_, len(bytes_), offset, length))
 
 
+@lru_cache(maxsize=1024)  # the sessions, epochs and the time of a tick's records repeat
 def varint(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:
