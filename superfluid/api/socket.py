@@ -60,7 +60,7 @@ async def run_socket(
     finally:
         try:
             if os.stat(path).st_ino == served:  # not a successor's
-                path.unlink()
+                os.unlink(path)
         except FileNotFoundError:
             pass
 

@@ -113,7 +113,7 @@ class EngineHost:
         ]
         for attempt in range(BUSY_TRIES):
             try:
-                return os.posix_spawn(
+                return os.posix_spawn(  # noqa: ASYNC221 (returns as soon as the child exists)
                     argv[0], argv, environment, file_actions=actions, setpgroup=0, setsigmask=[],
                     setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM],
                 )  # fmt: skip

@@ -53,8 +53,13 @@ class WorkerProgram:
             return subprocess.run(
                 [*self.program, command, *self.prefix, *arguments],
                 env=clean_environment(os.environ),
-                stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=seconds, check=False,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             raise RuntimeUnusable(
                 f"the worker of {self.id} ({self.path}) did not answer within {seconds:g} s"

@@ -7,8 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from superfluid.codec.dialects.dialect import NoChatDialect
-from superfluid.link import events as ev
-from superfluid.link import session_api as api
+from superfluid.link import events as ev, session_api as api
 from superfluid.link.linkw import SamplingParams
 from superfluid.scheduler.admission import ContextExceeded
 from superfluid.scheduler.classes import Class
