@@ -81,7 +81,7 @@ class Worker:
     def can_stage(self) -> bool:
         return self.staged + SLOTS_PER_ADMISSION <= self.link.in_slots
 
-    async def place(self, ticket: Ticket, tag: int, metrics: ModelMetrics) -> Lane:
+    async def place(self, ticket: Ticket, tag: int) -> Lane:
         """Make a ticket's lane: check it, stage its prompt, take a seed and its grammar and bias.
 
         Raises NotAdmitted when the ticket ends here; WorkerGone.
@@ -106,15 +106,6 @@ class Worker:
         seed, seeded = 0, 0
         if not ticket.cold and not job.batch_invariant:
             seed, seeded = await self._seed(span, len(stream), replay)
-        if self.spaces.unservable:
-            metrics.unservable_cold_admissions_total += 1
-        if seeded:
-            metrics.warm_prefix_tokens_total += seeded
-        else:
-            metrics.cold_admissions_total += 1
-        if ticket.warm_prefix is None:
-            ticket.warm_prefix = seeded
-            ticket.admitted_at = now
         prefill_end = max(len(stream) - replay, seeded)
         return Lane(
             tag,
@@ -131,7 +122,21 @@ class Worker:
             seeded=seeded,
             grammar=grammar,
             bias=bias,
+            placed_at=now,
         )
+
+    def count(self, lane: Lane, metrics: ModelMetrics) -> None:
+        """Note an admission that the engine accepted; what a caller is told is its first one's."""
+        if self.spaces.unservable:
+            metrics.unservable_cold_admissions_total += 1
+        if lane.seeded:
+            metrics.warm_prefix_tokens_total += lane.seeded
+        else:
+            metrics.cold_admissions_total += 1
+        ticket = lane.ticket
+        if ticket.warm_prefix is None:
+            ticket.warm_prefix = lane.seeded
+            ticket.admitted_at = lane.placed_at
 
     async def _seed(self, span: linkw.TokenRef, length: int, replay: int) -> tuple[int, int]:
         """Take a seed for a staged prompt: (handle, tokens), zeros when the lane starts cold."""

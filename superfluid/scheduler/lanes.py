@@ -179,6 +179,7 @@ class Lane(PlannedLane):
     grammar: int = 0
     bias: int = 0
     new: bool = True
+    placed_at: float = 0.0
     finish: int = Finish.NONE
     expired: bool = False
     fault: int | None = None

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from superfluid.link import linkw
-from superfluid.link.codes import Status as Status
-from superfluid.link.codes import status_name as status_name
+from superfluid.link.codes import Status as Status, status_name as status_name
 
 OnEmit = Callable[[int, list[int]], None]
 """Takes a lane's tag and the tokens it has just made, while its tick still runs. Must not block."""

@@ -310,7 +310,7 @@ class Scheduler:
 
     async def _admit(self, worker: Worker, shared: SharedPrefixes) -> None:
         """Make lanes of queued jobs while one is free."""
-        if not self._queues or self.ticks < self._no_admission_before:
+        if not self._queues or (self._lanes and self.ticks < self._no_admission_before):
             return
         if not any(lane.new for lane in self._lanes):
             worker.staged = 0
@@ -331,7 +331,7 @@ class Scheduler:
                 try:
                     if decision.verdict is Verdict.PUBLISH and decision.leader is not None:
                         await shared.publish(decision.leader, decision.length)
-                    lane = await worker.place(ticket, self._tags + 1, self.metrics)
+                    lane = await worker.place(ticket, self._tags + 1)
                 except NotAdmitted as end:
                     self._refuse(ticket, end)
                 except BaseException:
@@ -510,6 +510,8 @@ class Scheduler:
             lane.new = False
             if result.status == AdmitStatus.REJECTED:
                 self._reject(worker, lane, result.reject_code)
+            else:
+                worker.count(lane, self.metrics)
         took = self._harvest.take(worker, plan, events, self._by_tag, batch, now)
         self._outbox.commit(batch)
         await self._retire(worker, plan)

@@ -127,7 +127,10 @@ class Outbox:
             await self._room.wait()
 
     def commit(self, batch: Batch) -> None:
-        """Stage a batch and queue its delivery. A log that refuses it at once fails its tickets."""
+        """Stage a batch and queue its delivery.
+
+        Records the log refuses at once fail their ticket; those of the others are staged without them.
+        """
         if not batch.shares:
             return
         if not batch.records:
@@ -136,7 +139,13 @@ class Outbox:
         try:
             commit = self._store.stage(batch.records)
         except Exception as error:
-            fail(batch.shares, error)
+            if len(batch.shares) == 1:
+                fail(batch.shares, error)
+                return
+            for share in batch.shares:
+                start, stop = share.start, share.stop
+                share.start, share.stop = 0, stop - start
+                self.commit(Batch(batch.records[start:stop], [share]))
             return
         self._unsynced += 1
         self._queue(Synced(commit, batch.shares))

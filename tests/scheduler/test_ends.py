@@ -7,7 +7,7 @@ import trio.testing
 from superfluid.engines.mock.config import MockConfig
 from superfluid.link import linkw
 from superfluid.link.codes import Status
-from superfluid.link.events import Finish, Generated, ToolParseFailure, ToolUse
+from superfluid.link.events import Body, Finish, Generated, ToolParseFailure, ToolUse
 from superfluid.scheduler.admission import ContextExceeded
 from superfluid.scheduler.classes import Class
 from superfluid.scheduler.generation import Committed, Ended, Failure, Generation, Provisional
@@ -15,7 +15,7 @@ from superfluid.scheduler.link import EngineLink, WorkerGone
 from superfluid.scheduler.loop import SchedulerConfig
 from superfluid.scheduler.planner import Settings
 from tests.scheduler.conftest import Bench, MakeBench
-from tests.scheduler.doubles import WordCodec, WordRouter, job
+from tests.scheduler.doubles import MemoryCommit, WordCodec, WordRouter, job
 
 
 async def end_of(generation: Generation) -> Ended:
@@ -334,6 +334,42 @@ async def test_a_plan_that_does_not_fit_is_halved(bench: Bench) -> None:
     seqs = [plan.plan_seq for plan in bench.link.plans]
     assert seqs == sorted(set(seqs))
     assert next(plan.admits[0].lane_tag for plan in bench.link.plans if plan.admits) == 1
+
+
+async def test_an_engine_that_was_full_for_a_moment_loses_nobody(bench: Bench) -> None:
+    refusals = iter([Status.NeedsReplan] * 3)
+    bench.link.refuse_plan = lambda plan: next(refusals, Status.Ok) if len(plan.admits) > 1 else Status.Ok
+    async with bench.serving() as scheduler:
+        for _ in range(2):
+            generations = [scheduler.submit(job(session, start=100 * session)) for session in range(3)]
+            for generation in generations:
+                assert (await end_of(generation)).tokens_generated == 4
+
+
+async def test_a_lone_warm_job_that_does_not_fit_is_tried_cold(bench: Bench) -> None:
+    async with bench.serving() as scheduler:
+        await end_of(scheduler.submit(job(1, length=64)))
+        bench.link.refuse_plan = lambda plan: (
+            Status.NeedsReplan if any(admit.seed_handle for admit in plan.admits) else Status.Ok
+        )
+        end = await end_of(scheduler.submit(job(2, length=80)))
+    assert (end.finish, end.warm_prefix) == (Finish.NONE, 0)
+
+
+async def test_a_purged_session_does_not_take_the_others_of_its_tick_along(bench: Bench) -> None:
+    stage = bench.store.stage
+
+    def refuse_one(batch: list[tuple[int, Body]]) -> MemoryCommit:
+        if any(session == 1 for session, _ in batch):
+            raise KeyError("session 1 was purged")
+        return stage(batch)
+
+    bench.store.stage = refuse_one  # type: ignore[method-assign]
+    async with bench.serving() as scheduler:
+        lost, fine = scheduler.submit(job(1, max_tokens=50)), scheduler.submit(job(2, max_tokens=50))
+        assert (await end_of(lost)).error_code == Failure.LOG
+        assert (await end_of(fine)).tokens_generated == 50
+    assert len(bench.store.tokens(2)) == 50
 
 
 async def test_a_job_that_an_idle_engine_cannot_hold_fails(make_bench: MakeBench) -> None:

@@ -2,8 +2,7 @@
 
 import attrs
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from superfluid.link.linkw import TickTimings
 from superfluid.scheduler.planner import (

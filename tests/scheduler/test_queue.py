@@ -2,8 +2,7 @@
 
 import attrs
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from superfluid.scheduler.classes import Class, parse_class, parse_class_lanes
 from superfluid.scheduler.queue import ClassQueue, Queues

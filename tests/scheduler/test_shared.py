@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import trio
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from superfluid.engines.mock.config import MockConfig, default_spaces
 from superfluid.link import linkw
