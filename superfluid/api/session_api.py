@@ -1,17 +1,22 @@
 """One client of the session API, whatever carries it: each request becomes a call of the facade and its replies."""
 
+import logging
 from collections.abc import Awaitable, Callable
 
 import trio
 
+from superfluid.codec.dialects.dialect import ConversationRefused
 from superfluid.daemon.daemon import Daemon
 from superfluid.daemon.model import ModelFailed
 from superfluid.daemon.sessions import Sessions
 from superfluid.link import session_api as api
 from superfluid.link.events import Event
-from superfluid.scheduler.generation import Committed, Ended
+from superfluid.observe.log import set_log_filter
+from superfluid.scheduler.generation import Committed, Ended, Failure
 from superfluid.sessions.errors import SessionError, StoreError
 from superfluid.sessions.subscriptions import Subscription
+
+log = logging.getLogger(__name__)
 
 Send = Callable[[api.Response], Awaitable[None]]
 
@@ -27,7 +32,7 @@ class Connection:
         self._subscriptions: dict[int, Subscription] = {}
 
     async def handle(self, request: api.Request) -> None:
-        """Answer one request. Refusals are Err responses; errors of the transport go through."""
+        """Answer one request. Refusals are Err responses, and so is what goes wrong in here; `send` raises nothing."""
         try:
             if isinstance(request, api.GenerateRequest):
                 await self._generate(request)
@@ -37,8 +42,16 @@ class Connection:
                 await self._unsubscribe(request)
             else:
                 await self._send(await self._answer(request))
-        except (SessionError, StoreError, ModelFailed) as error:
+        except (SessionError, StoreError) as error:
             await self._send(api.ErrResponse(str(error)))
+        except ModelFailed as error:
+            await self._send(api.ErrResponse(f"generation failed: {error}"))
+        except ConversationRefused as error:
+            await self._send(api.ErrResponse(f"protocol: {error}"))
+        except Exception as error:  # one request's bug is not every client's end
+            name = type(request).variant_name
+            log.exception("%s failed", name)
+            await self._send(api.ErrResponse(f"internal error in {name}: {type(error).__name__}: {error}"))
 
     async def _answer(self, request: api.Request) -> api.Response:
         sessions = self._sessions
@@ -88,6 +101,19 @@ class Connection:
                 return api.CommittedResponse(await sessions.request_tool_cancel(session, call_id))
             case api.AppendToolOutcomeRequest(session, call_id, outcome, note):
                 return api.CommittedResponse(await sessions.append_tool_outcome(session, call_id, outcome, note))
+            case api.AppendBlockRequest(session, role, kind, payload):
+                return api.CommittedResponse(await sessions.append_block(session, role, kind, payload))
+            case api.PinRequest(session, ttl_ms):
+                return api.PinnedResponse(await sessions.pin(session, ttl_ms))
+            case api.SetBackgroundRateRequest(divisor):
+                self._daemon.default.scheduler.set_background_rate(divisor)
+                return api.AckResponse()
+            case api.SetLogLevelRequest(directive):
+                try:
+                    set_log_filter(directive)
+                except ValueError as error:
+                    return api.ErrResponse(f"protocol: {error}")
+                return api.AckResponse()
             case api.MetricsRequest():
                 return api.TextResponse(self._daemon.metrics_page())
             case _:
@@ -109,10 +135,11 @@ class Connection:
     async def _subscribe(self, request: api.SubscribeRequest) -> None:
         number, subscription = self._sessions.subscribe(request.session, request.cursor, request.provisional)
         self._subscriptions[number] = subscription
-        await self._send(api.SubscribedResponse(number))
 
-        async def follow() -> None:
+        async def follow(task_status: trio.TaskStatus[None]) -> None:
             try:
+                await self._send(api.SubscribedResponse(number))
+                task_status.started()
                 async for message in subscription:
                     if isinstance(message, Event):
                         await self._send(api.SubEventResponse(number, message))
@@ -123,10 +150,10 @@ class Connection:
                 self._sessions.unfollow(subscription)
                 self._subscriptions.pop(number, None)
 
-        self._nursery.start_soon(follow, name=f"subscription:{number}")
+        await self._nursery.start(follow, name=f"subscription:{number}")
 
     async def _unsubscribe(self, request: api.UnsubscribeRequest) -> None:
-        subscription = self._subscriptions.get(request.sub)
+        subscription = self._subscriptions.pop(request.sub, None)
         if subscription is None:
             await self._send(api.ErrResponse(f"no subscription {request.sub} on this connection"))
             return
@@ -136,5 +163,6 @@ class Connection:
 
 def _ended(end: Ended, events: list[Event]) -> api.Response:
     if end.reason is not None:
-        return api.ErrResponse(f"generation failed: {end.reason}")
+        told = end.error_code == Failure.LOG or end.reason.startswith("generation failed")
+        return api.ErrResponse(end.reason if told else f"generation failed: {end.reason}")
     return api.GeneratedResponse(events, end.tokens_generated, end.finish, end.warm_prefix)

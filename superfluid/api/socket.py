@@ -1,6 +1,7 @@
 """The session API on a unix socket: a u32 little-endian length, then a postcard request or response."""
 
 import errno
+import logging
 import os
 import socket
 import struct
@@ -12,12 +13,14 @@ import trio
 from superfluid.api.session_api import Connection
 from superfluid.daemon.daemon import Daemon
 from superfluid.link import postcard
-from superfluid.link.session_api import MAX_FRAME, Request, Response
+from superfluid.link.session_api import MAX_FRAME, ErrResponse, Request, Response
 
 LENGTH = struct.Struct("<I")
 READ_BYTES = 64 * 1024
 WAITING = 32  # requests read ahead of the one that is answered; beyond that the socket is not read
 BACKLOG = 128
+
+log = logging.getLogger(__name__)
 
 
 class SocketTaken(Exception):
@@ -66,33 +69,47 @@ async def run_socket(
 
 
 async def serve_connection(daemon: Daemon, stream: trio.SocketStream) -> None:
-    """Answer one connection's requests in order, until it ends or sends what is no request."""
-    writing = trio.Lock()
+    """Answer one connection's requests in order, until it ends or sends what is no request.
 
-    async def send(response: Response) -> None:
-        payload = postcard.encode(response)
-        async with writing:
-            await stream.send_all(LENGTH.pack(len(payload)) + payload)
+    Nothing that a client does, or that goes wrong with its connection, is raised.
+    """
+    writing = trio.Lock()
 
     async with stream, trio.open_nursery() as nursery:
         requests, received = trio.open_memory_channel[Request](WAITING)
+
+        async def send(response: Response) -> None:
+            try:
+                async with writing:
+                    await stream.send_all(frame(response))
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                nursery.cancel_scope.cancel()  # nobody reads: what runs for this client stops here
+                await trio.sleep_forever()
 
         async def read() -> None:
             try:
                 async with requests:
                     async for request in read_requests(stream):
                         await requests.send(request)
-            except (trio.BrokenResourceError, postcard.PostcardError):
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass
+            except postcard.PostcardError as error:
+                log.debug("a connection is closed: %s", error)
             nursery.cancel_scope.cancel()  # the connection is over: so is what it generates or follows
 
         nursery.start_soon(read, name="session-requests")
         connection = Connection(daemon, nursery, send)
-        try:
-            async for request in received:
-                await connection.handle(request)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            nursery.cancel_scope.cancel()
+        async for request in received:
+            await connection.handle(request)
+
+
+def frame(response: Response) -> bytes:
+    """The bytes of a response; one that no frame holds becomes an Err."""
+    payload = postcard.encode(response)
+    if len(payload) > MAX_FRAME:
+        why = f"protocol: the answer has {len(payload)} bytes, and {MAX_FRAME} fit a frame; read from a later cursor"
+        payload = postcard.encode(ErrResponse(why))
+    return LENGTH.pack(len(payload)) + payload
 
 
 async def read_requests(stream: trio.SocketStream) -> AsyncIterator[Request]:
@@ -105,7 +122,7 @@ async def read_requests(stream: trio.SocketStream) -> AsyncIterator[Request]:
                 raise postcard.PostcardError(f"a frame of {length} bytes; {MAX_FRAME} is the most")
             if len(buffer) < LENGTH.size + length:
                 break
-            payload = bytes(buffer[LENGTH.size : LENGTH.size + length])
+            payload = bytes(memoryview(buffer)[LENGTH.size : LENGTH.size + length])
             del buffer[: LENGTH.size + length]
             yield postcard.decode(Request, payload)
         data = await stream.receive_some(READ_BYTES)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from superfluid.codec.blocks import UnknownBlockKind, block_text
 from superfluid.codec.dialects.dialect import NoChatDialect
 from superfluid.link import events as ev, session_api as api
 from superfluid.link.linkw import SamplingParams
@@ -27,7 +28,7 @@ class Busy:
     """The sessions on which a generation is being started, is queued, or runs."""
 
     def __init__(self, generating: Callable[[int], bool]) -> None:
-        self.starting: set[int] = set()
+        self.starting: dict[int, bool] = {}  # and whether it is cancelled before it was queued
         self._generating = generating
 
     def __contains__(self, session: object) -> bool:
@@ -176,6 +177,25 @@ class Sessions:
             self._tools[session] = declared
         return event
 
+    async def append_block(self, session: int, role: int, kind: int, payload: str) -> ev.Event:
+        """A block; what the model sees of it is a turn of its role."""
+
+        def render(history: Sequence[ev.Body] | None) -> list[int]:
+            try:
+                text = block_text(kind, payload)
+            except UnknownBlockKind:
+                return []  # the rule refuses it
+            shown = text and role in rules.BLOCK_ROLES
+            return self._codec.message_span(role, text, history) if shown else []
+
+        return await self._append_turn(
+            session,
+            render,
+            lambda turn: rules.append_block(
+                self._store, session, role, kind, payload, turn, Leading(self._codec.prologue(role), self._codec)
+            ),
+        )
+
     async def append_tool_result(self, session: int, call: int, content: str) -> ev.Event:
         entry = self._store.session(session).ledger.get(call)
         name = entry.name if entry is not None else ""
@@ -252,15 +272,21 @@ class Sessions:
         prologue = rules.begin_generation(
             self._store, session, max_tokens, self._model.window, self._codec, self._codec.fingerprint(), now_unix_ms()
         )
-        self._busy.starting.add(session)
+        if max_tokens == 0:
+            return self._submit(self._store.session(session), max_tokens, [])
+        starting = self._busy.starting
+        starting[session] = False
         try:
             if prologue.records:
                 await self._store.commit(prologue.records)
-            return self._submit(self._store.session(session), max_tokens, prologue.opener)
+            generation = self._submit(self._store.session(session), max_tokens, prologue.opener)
         except ContextExceeded as error:
             raise errors.StreamTooLong(error.length, error.limit) from None
         finally:
-            self._busy.starting.discard(session)
+            cancelled = starting.pop(session)
+        if cancelled:
+            generation.cancel()
+        return generation
 
     def _submit(self, found: Session, max_tokens: int, opener: list[int]) -> Generation:
         params = found.params
@@ -294,7 +320,9 @@ class Sessions:
     def cancel(self, session: int) -> None:
         """Stop the generation of a session. Raises NothingInFlight."""
         self._store.session(session)
-        if not self._model.scheduler.cancel(session):
+        if session in self._busy.starting:
+            self._busy.starting[session] = True
+        elif not self._model.scheduler.cancel(session):
             raise errors.NothingInFlight(session)
 
     # ---- following

@@ -1,0 +1,252 @@
+"""What a client does with sessions, without any I/O: generators that yield requests and are sent the answers.
+
+The blocking client and the one for trio run the same generators over their connections. A refusal is raised by who
+runs them, so an operation sees only answers.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import attrs
+import orjson
+
+from superfluid.client.errors import Refused, Throttled, UnexpectedReply
+from superfluid.client.turns import WHOLE_WINDOW, ChatMessage, Reply, ToolCall, conversation
+from superfluid.link import events as ev, session_api as api
+
+R = TypeVar("R", bound=api.Response)
+T = TypeVar("T")
+Steps = Generator[api.Request, api.Response, T]
+Tool = str | Mapping[str, Any]
+
+KEEPS_CONNECTION = (
+    Refused,
+    Throttled,
+)  # errors after which the connection goes on; after others it is in no known state
+
+
+@attrs.define(eq=False)
+class SessionRef:
+    """A session as a client knows it: its id, and what of it cannot change behind its back."""
+
+    id: int
+    _seen: int = 0  # events that are known to be there
+    _params: ev.GenParams | None = None
+
+
+def ask(request: api.Request, kind: type[R]) -> Steps[R]:
+    """One request and its answer of that class. Raises UnexpectedReply for another."""
+    reply = yield request
+    if not isinstance(reply, kind):
+        raise UnexpectedReply(f"{type(reply).variant_name} does not answer {type(request).variant_name}")
+    return reply
+
+
+def call(request: api.Request) -> Steps[api.Response]:
+    """Any one request, and its answer (of Generate the last; its Deltas are left out)."""
+    return (yield request)
+
+
+# ---- sessions
+
+
+def new_session(
+    make: Callable[[int, ev.GenParams], T],
+    sampling: ev.GenParams | None,
+    system: str | None,
+    tools: Sequence[Tool],
+    parent: int | None,
+) -> Steps[T]:
+    params = sampling or ev.GenParams()
+    created = yield from ask(api.CreateRequest(parent, params), api.CreatedResponse)
+    if system is not None or tools:
+        declared = [tool if isinstance(tool, str) else orjson.dumps(tool).decode() for tool in tools]
+        yield from ask(api.AppendSystemRequest(created.session, system, declared), api.CommittedResponse)
+    return make(created.session, params)
+
+
+def list_ids() -> Steps[list[int]]:
+    """Ids of the live sessions, ascending, archived ones too."""
+    return (yield from ask(api.ListRequest(), api.SessionsResponse)).ids
+
+
+def list_summaries(include_archived: bool = False) -> Steps[list[api.Summary]]:
+    """A line about each live session, ascending."""
+    return (yield from ask(api.SessionsRequest(include_archived), api.SessionListResponse)).sessions
+
+
+def tree() -> Steps[list[tuple[int, int | None, int]]]:
+    """(id, parent, fork point) of each session that is not archived, ascending."""
+    return (yield from ask(api.TreeRequest(), api.TreeResponse)).nodes
+
+
+def metrics() -> Steps[str]:
+    """The server's Prometheus page."""
+    return (yield from ask(api.MetricsRequest(), api.TextResponse)).text
+
+
+# ---- reading
+
+
+def events(session: SessionRef, cursor: int = 0) -> Steps[list[ev.Event]]:
+    """The committed events with ids from `cursor` on."""
+    found = (yield from ask(api.ReadRequest(session.id, cursor), api.EventsResponse)).events
+    if found:
+        session._seen = max(session._seen, found[-1].event_id + 1)
+    return found
+
+
+def messages(session: SessionRef) -> Steps[list[ChatMessage]]:
+    """The conversation so far."""
+    return conversation((yield from events(session)))
+
+
+def inspect(session: SessionRef) -> Steps[api.Inspection]:
+    """All there is to know of a session, its events and tokens included."""
+    return (yield from ask(api.InspectRequest(session.id), api.InspectionResponse)).inspection
+
+
+def open_tool_calls(session: SessionRef) -> Steps[list[ToolCall]]:
+    """Calls that wait for a result, ascending by id."""
+    found = yield from ask(api.OpenToolCallsRequest(session.id), api.ToolCallsResponse)
+    return [ToolCall(*entry) for entry in found.calls]
+
+
+def sampling(session: SessionRef) -> Steps[ev.GenParams]:
+    """The sampling parameters the session was made with."""
+    if session._params is None:
+        for event in reversed((yield from events(session))):
+            if isinstance(event.body, ev.Created | ev.Forked | ev.Rebased):
+                session._params = event.body.params
+                break
+    return session._params or ev.GenParams()
+
+
+# ---- appending
+
+
+def append(session: SessionRef, text: str | None = None, span: Sequence[int] = ()) -> Steps[ev.Event]:
+    """Tokens as they are, or the encoding of a text; no turn is made of them."""
+    return (yield from _committed(api.AppendRequest(session.id, text, list(span))))
+
+
+def system(session: SessionRef, text: str) -> Steps[ev.Event]:
+    """Append a system turn."""
+    return (yield from _committed(api.AppendMessageRequest(session.id, ev.Role.SYSTEM, text)))
+
+
+def user(session: SessionRef, text: str) -> Steps[ev.Event]:
+    """Append a user turn."""
+    return (yield from _committed(api.AppendMessageRequest(session.id, ev.Role.USER, text)))
+
+
+def assistant(session: SessionRef, text: str) -> Steps[ev.Event]:
+    """Append an assistant turn that no model generated."""
+    return (yield from _committed(api.AppendMessageRequest(session.id, ev.Role.ASSISTANT, text)))
+
+
+def tool_result(session: SessionRef, tool_call: ToolCall | int, content: str) -> Steps[ev.Event]:
+    """Append the result of an open tool call."""
+    number = tool_call.id if isinstance(tool_call, ToolCall) else tool_call
+    return (yield from _committed(api.AppendToolResultRequest(session.id, number, content)))
+
+
+def _committed(request: api.Request) -> Steps[ev.Event]:
+    return (yield from ask(request, api.CommittedResponse)).event
+
+
+# ---- generating
+
+
+def generate(session: SessionRef, max_tokens: int | None = None) -> Steps[Reply]:
+    """Generate a whole turn; without `max_tokens` until it ends or the window is full."""
+    limit = WHOLE_WINDOW if max_tokens is None else max_tokens
+    return Reply.of((yield from ask(api.GenerateRequest(session.id, limit), api.GeneratedResponse)))
+
+
+def cancel(session: SessionRef) -> Steps[None]:
+    """Stop the generation that runs on the session, whoever started it. Raises NothingInFlight."""
+    yield from ask(api.CancelRequest(session.id), api.CancellingResponse)
+
+
+# ---- branching
+
+
+def fork(session: SessionRef, at: int | None = None, seed: int | None = None) -> Steps[int]:
+    """A session that shares this one's events below `at` (all of them), with another seed when one is given."""
+    params = yield from _reseeded(session, seed)
+    if at is None:
+        yield from events(session, session._seen)
+        at = session._seen
+    return (yield from _created(api.ForkRequest(session.id, at, params)))
+
+
+def fork_after(session: SessionRef, event: ev.Event | int, seed: int | None = None) -> Steps[int]:
+    """A session that shares this one's events up to and with `event`."""
+    return (yield from fork(session, _number(event) + 1, seed))
+
+
+def edit(session: SessionRef, event: ev.Event | int, text: str) -> Steps[int]:
+    """A branch in which that turn has another text; what follows it stays (`trim` cuts it)."""
+    number = _number(event)
+    body = event.body if isinstance(event, ev.Event) else None
+    if body is None:
+        found = yield from events(session, number)
+        body = found[0].body if found else None
+    role = body.role if isinstance(body, ev.Message) else ev.Role.ASSISTANT
+    return (yield from rebase(session, [ev.Replace(number, number + 1, role, text)]))
+
+
+def rebase(session: SessionRef, edits: Sequence[ev.Edit], seed: int | None = None) -> Steps[int]:
+    """A branch with ranges of events dropped or replaced; this session stays as it is."""
+    params = yield from _reseeded(session, seed)
+    return (yield from _created(api.RebaseRequest(session.id, list(edits), params)))
+
+
+def trim(session: SessionRef, to: ev.Event | int) -> Steps[int]:
+    """A branch that keeps the events below `to`."""
+    return (yield from _created(api.TrimRequest(session.id, _number(to))))
+
+
+def _reseeded(session: SessionRef, seed: int | None) -> Steps[ev.GenParams | None]:
+    """The session's sampling with another seed; none: a branch takes its parent's."""
+    if seed is None:
+        return None
+    own = yield from sampling(session)
+    return ev.GenParams(own.temperature, own.top_p, own.min_p, own.top_k, seed)
+
+
+def _number(event: ev.Event | int) -> int:
+    return event.event_id if isinstance(event, ev.Event) else event
+
+
+def _created(request: api.Request) -> Steps[int]:
+    return (yield from ask(request, api.CreatedResponse)).session
+
+
+# ---- what a session says of itself
+
+
+def set_meta(
+    session: SessionRef, title: str | None = None, archived: bool | None = None, expected_version: int = 0
+) -> Steps[int]:
+    """Set the title, or hide it from listings; none leaves it. The new version. Raises MetaConflict."""
+    request = api.SetMetaRequest(session.id, expected_version, title, archived)
+    return (yield from ask(request, api.MetaResponse)).version
+
+
+def set_qos(session: SessionRef, qos_class: int, batch_invariant: bool = False) -> Steps[ev.Event]:
+    """The session's class, 0 (most urgent) to 3."""
+    return (yield from _committed(api.SetQosRequest(session.id, qos_class, batch_invariant)))
+
+
+def pin(session: SessionRef, ttl_ms: int) -> Steps[int]:
+    """Keep the session's prefix in the cache for that long; 0 lets it go. The deadline in Unix milliseconds."""
+    return (yield from ask(api.PinRequest(session.id, ttl_ms), api.PinnedResponse)).deadline_unix_ms
+
+
+def purge(
+    session: SessionRef, expected_generation: int = 0, mode: ev.Descendants = ev.Descendants.Reroot
+) -> Steps[list[int]]:
+    """Erase the session, with Cascade its descendants too; the ids that are gone."""
+    return (yield from ask(api.PurgeRequest(session.id, expected_generation, mode), api.PurgedResponse)).sessions
