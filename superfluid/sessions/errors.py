@@ -37,18 +37,6 @@ class StoreLocked(StoreError):
         )
 
 
-class SessionsInUse(StoreError):
-    """Another server serves this sessions directory."""
-
-    code = "sessions_in_use"
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        super().__init__(
-            f"another server is already running on {directory}; stop it or use another --sessions directory"
-        )
-
-
 class StoreIdCorrupt(StoreError):
     """The file that names the store does not hold a store id."""
 

@@ -6,7 +6,7 @@ import secrets
 import time
 from pathlib import Path
 
-from superfluid.sessions.errors import SessionsInUse, StoreLocked
+from superfluid.sessions.errors import StoreLocked
 
 LOCK_POLL = 0.02  # seconds between two looks at a store lock
 LOCK_PATIENCE = 3.0  # how long a store that is being closed may still hold it
@@ -99,21 +99,6 @@ class StoreLock:
                 self.close()
                 raise StoreLocked(log)
             time.sleep(LOCK_POLL)
-
-    def close(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-
-
-class ServeLock:
-    """Exclusive flock on `<sessions>/serve.lock`: one server per directory. Raises SessionsInUse at once."""
-
-    def __init__(self, directory: Path) -> None:
-        self.descriptor = os.open(directory / "serve.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
-        if not _take(self.descriptor):
-            self.close()
-            raise SessionsInUse(directory)
 
     def close(self) -> None:
         if self.descriptor >= 0:

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from superfluid.link import events as ev
 from superfluid.link.session_api import Cold, Inspection, Summary

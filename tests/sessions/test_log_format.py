@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from superfluid._native import ffi, lib
 
 from superfluid.link import events as ev

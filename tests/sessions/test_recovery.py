@@ -11,8 +11,8 @@ import xxhash
 
 from superfluid.link import events as ev
 from superfluid.sessions import records, store_id
-from superfluid.sessions.errors import LogDamaged, SessionsInUse, StoreIdCorrupt, StoreLocked
-from superfluid.sessions.files import Files, ServeLock
+from superfluid.sessions.errors import LogDamaged, StoreIdCorrupt, StoreLocked
+from superfluid.sessions.files import Files
 from superfluid.sessions.records import HEADER, MAGIC
 from superfluid.sessions.store import Store
 from superfluid.sessions.wal import Wal, companion
@@ -320,14 +320,6 @@ def test_a_second_opener_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         Store.open(tmp_path)
     store.close()
     Store.open(tmp_path).close()
-
-
-def test_one_server_per_directory(tmp_path: Path) -> None:
-    lock = ServeLock(tmp_path)
-    with pytest.raises(SessionsInUse, match="another server"):
-        ServeLock(tmp_path)
-    lock.close()
-    ServeLock(tmp_path).close()
 
 
 def test_files_are_private(tmp_path: Path) -> None:
