@@ -1,7 +1,6 @@
 import attrs
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from superfluid.engines.executor.radix import RadixTree
 

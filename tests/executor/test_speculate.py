@@ -2,8 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from superfluid.engines.engine import EngineError, Status
 from superfluid.engines.executor.speculate import Drafter, Gate, Settings, propose
@@ -12,6 +11,7 @@ from tests.engines.fake_primitives import EOS
 from tests.executor.rig import Rig, ids
 
 ALWAYS = b"throughput_gate=0,min_yield=0,max_draft=7"
+SAMPLED = {"sampling": 1, "params": linkw.SamplingParams(0.7, repeat_penalty=1.1, flags=1)}
 
 
 def registration(params: bytes = ALWAYS, **fields: Any) -> linkw.StrategyRegister:

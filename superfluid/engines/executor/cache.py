@@ -251,6 +251,7 @@ class PrefixCache:
             self._no_exports_until = self.ticks + EXPORT_PAUSE_TICKS
             for entry in [entry for entry in self._exports if not entry.pins]:
                 self.drop(entry)
+            self._primitives.shed(target)
         if not classes & CacheClass.RESIDENT:
             return 0
         room = min(target, self.evictable(policy))

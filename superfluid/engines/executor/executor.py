@@ -251,7 +251,9 @@ class Executor(Engine):
 
     def capability_descriptor(self) -> str | None:
         core = self._core
-        return capability_record(core.description, core.max_seq_len, core.vocabulary, self._record_overrides)
+        return capability_record(
+            core.description, core.max_seq_len, core.max_batch, core.vocabulary, self._record_overrides
+        )
 
     def strategy_register(self, registration: linkw.StrategyRegister) -> linkw.StrategyGrantOk:
         self._core.speculation, grant = register(self._core.description, registration)

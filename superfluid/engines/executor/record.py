@@ -62,7 +62,7 @@ def static_record(of: Description) -> dict[str, Any]:
 
 
 def capability_record(
-    of: Description, max_seq_len: int, vocabulary: Vocabulary | None, overrides: Mapping[str, Any]
+    of: Description, max_seq_len: int, max_batch: int, vocabulary: Vocabulary | None, overrides: Mapping[str, Any]
 ) -> str:
     """The record of a loaded model, as JSON text; `overrides` are laid over it, section by section."""
     record = static_record(of)
@@ -70,7 +70,7 @@ def capability_record(
     record["runtime"]["version"] = of.version
     record["architecture"] = of.architecture
     record["backend"] = of.backend
-    record["load"]["max_batch_size"] = of.max_batch
+    record["load"]["max_batch_size"] = max_batch
     record["serving"]["tick_yield"] = of.prefill_step_tokens > 0 or "a tick's prefill is one step"
     if of.verify_rows and not cuts:
         record["serving"] |= {"multi_row_verification": NOT_CUT, "speculation_strategies": []}
