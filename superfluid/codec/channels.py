@@ -16,12 +16,14 @@ TOOL_CALL = int(Channel.TOOL_CALL)
 
 @attrs.frozen
 class Pair:
-    """An opener and its closer token. `name` tokens right after the opener are kept out of the text."""
+    """An opener and its closer token (none: the turn's end). `name` tokens right after the opener are kept out of
+    the text; `literals` are special tokens inside that belong to it."""
 
     open: int
-    close: int
+    close: int | None
     channel: int
     name: tuple[int, ...] = ()
+    literals: tuple[tuple[int, bytes], ...] = ()
 
 
 class Segment(NamedTuple):
@@ -69,13 +71,15 @@ class Splitter(Protocol):
 class PairSplitter:
     """Channels between opener and closer tokens: outside a pair an opener enters, inside only its closer leaves."""
 
-    __slots__ = ("_held", "_matched", "_pair", "_pairs", "_special", "_table", "_terminators", "ended")
+    __slots__ = ("_held", "_literals", "_matched", "_pair", "_pairs", "_special", "_table", "_terminators", "ended")
 
     def __init__(self, table: TokenBytes, pairs: Sequence[Pair], terminators: Iterable[int] = ()) -> None:
         self._table = table
         self._pairs = pairs
         self._terminators = frozenset(terminators)
-        self._special = self._terminators | {p.open for p in pairs} | {p.close for p in pairs}
+        self._literals = {token: text for pair in pairs for token, text in pair.literals}
+        self._special = self._terminators | self._literals.keys()
+        self._special |= {p.open for p in pairs} | {p.close for p in pairs if p.close is not None}
         self._pair: Pair | None = None
         self._matched = -1  # tokens of the open pair's name seen so far; -1: not in a name
         self._held = b""
@@ -124,7 +128,9 @@ class PairSplitter:
                 if self._matched >= 0:
                     data.append(self.flush())
                 span.append(token)
-                if token == pair.close:
+                if token in self._literals:
+                    data.append(self._literals[token])
+                elif token == pair.close:
                     segments.append(Segment(span, b"".join(data), pair.channel, True))
                     span, data = [], []
                     self._pair = None

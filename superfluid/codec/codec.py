@@ -13,6 +13,8 @@ from superfluid.codec.dialects.template import TemplateDialect
 from superfluid.codec.framing import Encoder
 from superfluid.codec.template import ChatTemplate, TemplateFailed
 from superfluid.codec.tokenizer import Tokenizer
+from superfluid.codec.toolcalls.typed import ToolSchemas
+from superfluid.codec.toolcalls.wires import ToolCall
 from superfluid.link import digests, events
 
 DIALECTS = ("auto", "chatml", "atem", "raw", "template")
@@ -201,6 +203,12 @@ class Codec:
         splitter = self.dialect.splitter(terminate=False)
         splitter.feed(open_tokens)
         return splitter.channel
+
+    # -- tool calls
+
+    def read_call(self, raw: str, tools: Iterable[Json] | None = None) -> list[ToolCall] | None:
+        """The calls of a tool-call run's text, or None when it is none; `tools` type the arguments."""
+        return self.dialect.wire.read(raw, ToolSchemas(normalized_tools(tools)))
 
     # -- identity
 

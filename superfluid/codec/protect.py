@@ -110,6 +110,18 @@ class StandIns:
         return [content(self.texts[int(part)]) if i % 2 else framing(part) for i, part in enumerate(parts)]
 
 
+def common_prefix(one: str, other: str) -> int:
+    """How many characters two texts have in common from their beginning, by bisection over native comparisons."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def forms(text: str) -> Iterator[str]:
     """The ways in which a template may spell a client text."""
     yield text

@@ -1,7 +1,6 @@
 from itertools import pairwise
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from superfluid.codec.channels import REASONING, TEXT, TOOL_CALL, Pair, PairSplitter, Router, Run
 from tests.codec.byte_tokenizer import ByteTokenizer

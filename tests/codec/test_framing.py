@@ -1,7 +1,6 @@
 import re
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from superfluid.codec.framing import Encoder, Piece, content, framing, is_marker_shaped, joined, literal_pattern
 from tests.codec.byte_tokenizer import ByteTokenizer, chatml_tokenizer

@@ -1,7 +1,6 @@
 from itertools import pairwise
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from superfluid.codec.utf8 import Utf8Stream, decode_utf8
 

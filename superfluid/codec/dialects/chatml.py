@@ -15,9 +15,12 @@ from superfluid.codec.dialects.dialect import (
     History,
 )
 from superfluid.codec.framing import Encoder, Piece, content, framing, joined
-from superfluid.codec.protect import StandIns
+from superfluid.codec.protect import StandIns, common_prefix
 from superfluid.codec.template import ChatTemplate, TemplateFailed
+from superfluid.codec.thinking import has_thinking_switch
 from superfluid.codec.tokenizer import single_token
+from superfluid.codec.toolcalls.learn import learn
+from superfluid.codec.toolcalls.wires import JsonWire, RawWire, Wire
 from superfluid.link import events
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -41,6 +44,7 @@ class ChatMl(Dialect):
     """Raises DialectRefused when the vocabulary or the template frames turns otherwise."""
 
     name = "chatml"
+    wire: Wire = JsonWire()
 
     def __init__(self, encoder: Encoder, template: ChatTemplate | None) -> None:
         super().__init__(encoder)
@@ -60,6 +64,11 @@ class ChatMl(Dialect):
             pairs.insert(0, Pair(think[0], think[1], REASONING))
         self.pairs = tuple(pairs)
         self._newline = [ids["\n"]]
+        if template is not None:
+            learned = learn(encoder, template).wire
+            if not isinstance(learned, (JsonWire, RawWire)):
+                self.wire = learned
+            self.thinking_switch = has_thinking_switch(template)
         self._past_opener, self._loop_opener = self._learn_openers()
         self._suffixes = self._learn_suffixes(len(pairs) == 2)
         unset, _, off = self._suffixes[None], self._suffixes[True], self._suffixes[False]
@@ -146,12 +155,40 @@ class ChatMl(Dialect):
         return self._turn("assistant", [framing(opener), content(turn.text), *self._call_pieces(turn)])
 
     def _call_pieces(self, turn: Turn) -> list[Piece]:
-        """The calls of a past turn on the JSON wire."""
+        """The calls of a past turn: on the JSON wire, or as the template writes them."""
+        if turn.calls and not isinstance(self.wire, JsonWire):
+            block = self._template_calls(turn.calls)
+            if block:
+                return [framing("\n" if turn.text else ""), *block]
         pieces: list[Piece] = []
         for i, call in enumerate(turn.calls):
             lead = "\n" if i or turn.text else ""
             pieces += [framing(lead + CALL_OPEN), content(_json_call(call)), framing(CALL_CLOSE)]
         return pieces
+
+    def _template_calls(self, calls: Sequence[Call]) -> list[Piece]:
+        """The block that the template adds to an assistant's turn for its calls; string arguments are content."""
+        assert self.template is not None
+        values = [call.arguments_object() for call in calls]
+        stand = StandIns(self.encoder, [self.template.sources, *(c.name for c in calls), *strings_of(values)])
+        stood = [
+            Call(
+                stand.markers(call.name),
+                compact({stand.markers(key): _stood(value, stand) for key, value in arguments.items()}),
+                call.id,
+            )
+            for call, arguments in zip(calls, values, strict=True)
+        ]
+        turns = [Turn("user", "x"), Turn("assistant", calls=tuple(stood))]
+        try:
+            whole = self.template.render([turn.message() for turn in turns])
+            without = self.template.render([turns[0].message(), Turn("assistant").message()])
+        except TemplateFailed:
+            return []
+        head = without[: len(without) - common_prefix(whole[::-1], without[::-1])]
+        if not whole.startswith(head):
+            return []
+        return stand.restore(whole[len(head) : len(whole) - (len(without) - len(head))].strip())
 
     # -- the system turn
 
@@ -250,6 +287,11 @@ def _first_turn(rendered: str) -> str | None:
     if not found or not rest.startswith("system\n"):
         return None
     return rest[len("system\n") :].partition(END)[0]
+
+
+def _stood(value: Json, stand: StandIns) -> Json:
+    """An argument with its text, when it is one, replaced whole, and the markers in it otherwise."""
+    return stand.text(value) if isinstance(value, str) else map_strings(value, stand.markers)
 
 
 def _json_call(call: Call) -> str:

@@ -9,6 +9,7 @@ import attrs
 from superfluid.codec.channels import Pair, PairSplitter, Splitter
 from superfluid.codec.conversation import Json, Turn
 from superfluid.codec.framing import Encoder
+from superfluid.codec.toolcalls.wires import RawWire, Wire
 from superfluid.link import events
 
 SYSTEM, USER, ASSISTANT, TOOL = (int(role) for role in events.Role)
@@ -54,6 +55,7 @@ class Dialect(ABC):
     pairs: tuple[Pair, ...] = ()
     marker_pairs: tuple[tuple[int, int, int], ...] | None = None  # for the marker digest, when not those of `pairs`
     terminators: frozenset[int] = frozenset()
+    wire: Wire = RawWire()
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder
@@ -64,7 +66,7 @@ class Dialect(ABC):
 
     def markers(self) -> list[tuple[int, int, int]]:
         """(open, close, channel) in the order of the marker digest."""
-        return [(p.open, p.close, p.channel) for p in self.pairs]
+        return [(p.open, p.close or 0, p.channel) for p in self.pairs]
 
     @abstractmethod
     def prologue(self) -> list[int]:

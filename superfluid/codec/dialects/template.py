@@ -9,9 +9,11 @@ from superfluid.codec.channels import REASONING, TEXT, TOOL_CALL, Pair
 from superfluid.codec.conversation import Call, Json, Turn
 from superfluid.codec.dialects.dialect import ROLE_NAMES, ConversationRefused, Dialect, History
 from superfluid.codec.framing import Encoder, Piece, framing, joined
-from superfluid.codec.protect import Conversation, StandIns, render_protected
+from superfluid.codec.protect import Conversation, StandIns, common_prefix, render_protected
 from superfluid.codec.template import ChatTemplate, TemplateFailed
+from superfluid.codec.thinking import has_thinking_switch
 from superfluid.codec.tokenizer import is_prefix
+from superfluid.codec.toolcalls.learn import Learned, learn
 from superfluid.link import events
 
 PROBE = (
@@ -31,7 +33,10 @@ class TemplateDialect(Dialect):
     def __init__(self, encoder: Encoder, template: ChatTemplate) -> None:
         super().__init__(encoder)
         self.template = template
-        self.pairs, terminators = wired_pairs(encoder, template)
+        learned = learn(encoder, template)
+        self.wire = learned.wire
+        self.pairs, terminators = wired_pairs(encoder, template, learned)
+        self.thinking_switch = has_thinking_switch(template)
         self.terminators = frozenset(terminators)
         self.append_stable = self._is_append_stable()
         self._openers = {thinking: self._learn_opener(thinking) for thinking in (None, True, False)}
@@ -230,7 +235,7 @@ class TemplateDialect(Dialect):
             raise ConversationRefused(str(error or refusal)) from refusal
 
 
-def wired_pairs(encoder: Encoder, template: ChatTemplate) -> tuple[tuple[Pair, ...], list[int]]:
+def wired_pairs(encoder: Encoder, template: ChatTemplate, learned: Learned) -> tuple[tuple[Pair, ...], list[int]]:
     """The channel markers of a vocabulary, by special-token text, and the openers that end a turn."""
     ids = encoder.specials
     source = template.sources
@@ -247,22 +252,13 @@ def wired_pairs(encoder: Encoder, template: ChatTemplate) -> tuple[tuple[Pair, .
     wire("<think>", "</think>", REASONING)
     if "<|channel>thought" in source:
         wire("<|channel>", "<channel|>", REASONING, "thought\n")
-    wire("<tool_call>", "</tool_call>", TOOL_CALL) or wire("<|tool_call>", "<tool_call|>", TOOL_CALL)
+    if learned.opener is not None:
+        literals = tuple((ids[text], text.encode()) for text in learned.separators)
+        closer = ids[learned.closer] if learned.closer is not None else None
+        pairs.append(Pair(ids[learned.opener], closer, TOOL_CALL, literals=literals))
     if wire("<|tool_response>", "<tool_response|>", REASONING):
         terminators.append(ids["<|tool_response>"])
     return tuple(pairs), terminators
-
-
-def common_prefix(one: str, other: str) -> int:
-    """How many characters two texts have in common from their beginning, by bisection over native comparisons."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def split_pieces(pieces: Sequence[Piece], at: int) -> tuple[list[Piece], list[Piece]]:
