@@ -62,3 +62,13 @@ class FaultyFiles(Files):
     def sync_directory(self, path: Path) -> None:
         self._called("sync_directory")
         super().sync_directory(path)
+
+
+class UnsyncedFiles(Files):
+    """Real files without the wait for the disk, for tests that look at bytes alone."""
+
+    def sync(self, descriptor: int) -> None:
+        pass
+
+    def sync_directory(self, path: Path) -> None:
+        pass

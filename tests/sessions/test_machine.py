@@ -24,6 +24,7 @@ from superfluid.link import events as ev
 from superfluid.sessions import errors, rules
 from superfluid.sessions.rebase import rebase, trim
 from superfluid.sessions.store import Record, Store
+from tests.sessions.faulty import UnsyncedFiles
 from tests.sessions.test_rules import DIALECT
 
 LEASED = 1_000_030  # a deadline in the middle of the times that a run sees
@@ -130,7 +131,7 @@ class SessionMachine(RuleBasedStateMachine):
         return self.now
 
     def open(self, directory: Path) -> Store:
-        return Store.open(directory, None, self.clock)
+        return Store.open(directory, UnsyncedFiles(), self.clock)
 
     def teardown(self) -> None:
         self.store.close()
@@ -500,7 +501,7 @@ class SessionMachine(RuleBasedStateMachine):
 
 
 TestSessions = SessionMachine.TestCase
-TestSessions.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestSessions.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
 
 
 @pytest.mark.soak

@@ -16,6 +16,7 @@ from superfluid.sessions.files import Files
 from superfluid.sessions.records import HEADER, MAGIC
 from superfluid.sessions.store import Store
 from superfluid.sessions.wal import Wal, companion
+from tests.sessions.faulty import UnsyncedFiles
 
 PARAMS = ev.GenParams()
 
@@ -60,7 +61,7 @@ def test_cut_at_every_byte_a_log_opens_on_a_prefix(tmp_path: Path, version: int)
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         (directory / "wal.log").write_bytes(whole[:cut])
-        store = Store.open(directory)
+        store = Store.open(directory, UnsyncedFiles())
         kept = sum(end <= cut for end in ends[1:])
         found = history(store)
         store.close()
