@@ -10,6 +10,7 @@ from superfluid.codec.conversation import Json, Turn, normalized_tools, turns_of
 from superfluid.codec.dialects.chatml import ChatMl
 from superfluid.codec.dialects.dialect import Dialect, DialectRefused, History, Raw
 from superfluid.codec.dialects.template import TemplateDialect
+from superfluid.codec.effort import Effort, Shape
 from superfluid.codec.framing import Encoder
 from superfluid.codec.template import ChatTemplate, TemplateFailed
 from superfluid.codec.tokenizer import Tokenizer
@@ -66,7 +67,8 @@ class Codec:
         self.append_stable = dialect.append_stable
         self.terminators = dialect.terminators
         self.supports_thinking = dialect.thinking_switch
-        self.codec_id = _codec_id(dialect, template)
+        self.effort = Effort.learn(template) if template is not None and dialect.can_chat else Effort()
+        self.codec_id = _codec_id(dialect, template, self.effort)
         self._fingerprint: int | None = None
 
     @classmethod
@@ -153,9 +155,15 @@ class Codec:
         ConversationRefused, each a 400.
         """
         turns: list[Turn] = turns_of(messages)
+        tools = normalized_tools(tools)
         kwargs = dict(kwargs or {})
+        if "reasoning_effort" in kwargs:
+            thinking = kwargs.get("enable_thinking")
+            system = bool(turns) and turns[0].role == "system"
+            shape = Shape(True, bool(tools), system, thinking if isinstance(thinking, bool) else None)
+            kwargs["reasoning_effort"] = self.effort.native(kwargs["reasoning_effort"], shape)
         self._check_kwargs(kwargs)
-        return Rendered(self.dialect.render(turns, normalized_tools(tools), kwargs))
+        return Rendered(self.dialect.render(turns, tools, kwargs))
 
     def _check_kwargs(self, kwargs: Mapping[str, Json]) -> None:
         """Try the arguments on a conversation that the template takes without them."""
@@ -237,7 +245,7 @@ def _usable_template(tokenizer: Tokenizer) -> tuple[ChatTemplate | None, str]:
     return (template, "") if rendered.strip() else (None, "the model's chat template renders nothing")
 
 
-def _codec_id(dialect: Dialect, template: ChatTemplate | None) -> str:
+def _codec_id(dialect: Dialect, template: ChatTemplate | None, effort: Effort) -> str:
     if dialect.name in ("raw", "atem"):
         return dialect.name
     if template is None:
@@ -246,4 +254,4 @@ def _codec_id(dialect: Dialect, template: ChatTemplate | None) -> str:
     if template.tool_use_source:
         digest = digests.fnv1a(template.tool_use_source.encode(), digest)
     mark = "/tmpl:" if dialect.name == "chatml" else "/"
-    return f"{dialect.codec_id}{mark}{digest:016x}"
+    return f"{dialect.codec_id}{mark}{digest:016x}{effort.identity}"

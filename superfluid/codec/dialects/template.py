@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
+from superfluid.codec import harmony
 from superfluid.codec.blocks import UnknownBlockKind, block_text
-from superfluid.codec.channels import REASONING, TEXT, TOOL_CALL, Pair
+from superfluid.codec.channels import REASONING, TEXT, TOOL_CALL, Pair, Splitter
 from superfluid.codec.conversation import Call, Json, Turn
 from superfluid.codec.dialects.dialect import ROLE_NAMES, ConversationRefused, Dialect, History
 from superfluid.codec.framing import Encoder, Piece, framing, joined
@@ -14,6 +15,7 @@ from superfluid.codec.template import ChatTemplate, TemplateFailed
 from superfluid.codec.thinking import has_thinking_switch
 from superfluid.codec.tokenizer import is_prefix
 from superfluid.codec.toolcalls.learn import Learned, learn
+from superfluid.codec.toolcalls.wires import HarmonyWire
 from superfluid.link import events
 
 PROBE = (
@@ -37,6 +39,9 @@ class TemplateDialect(Dialect):
         self.wire = learned.wire
         self.pairs, terminators = wired_pairs(encoder, template, learned)
         self.thinking_switch = has_thinking_switch(template)
+        self._harmony = isinstance(self.wire, HarmonyWire)
+        if self._harmony:
+            terminators += [encoder.specials[harmony.RETURN], encoder.specials[harmony.CALL]]
         self.terminators = frozenset(terminators)
         self.append_stable = self._is_append_stable()
         self._openers = {thinking: self._learn_opener(thinking) for thinking in (None, True, False)}
@@ -47,6 +52,11 @@ class TemplateDialect(Dialect):
             else "; it renders earlier turns anew as a conversation grows, so cached prefixes are not guaranteed and "
             "a session's turns continue from the last stable point"
         )
+
+    def splitter(self, *, terminate: bool = True) -> Splitter:
+        if self._harmony:
+            return harmony.HarmonySplitter(self.encoder.table, self.encoder.specials, terminate=terminate)
+        return super().splitter(terminate=terminate)
 
     # -- learning
 

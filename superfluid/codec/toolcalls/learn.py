@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from superfluid.codec.framing import Encoder
+from superfluid.codec.harmony import NEEDED as HARMONY_MARKERS
 from superfluid.codec.template import ChatTemplate, TemplateFailed
 from superfluid.codec.toolcalls.repair import NotJson, strict_loads
 from superfluid.codec.toolcalls.typed import ToolSchemas
@@ -37,7 +38,6 @@ PROBE_TOOL = {
         "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}},
     },
 }
-HARMONY_MARKERS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
 _GLM = f"{NAME}<arg_key>K1kax</arg_key><arg_value>V1vax</arg_value>"
 
 
