@@ -352,6 +352,7 @@ class Model:
                 deadline=options.deadline,
                 batch_invariant=options.batch_invariant,
                 tools=options.tools,
+                turn_point=length - len(opener) if opener else None,
             )
             started.append(Started(self.scheduler.submit(job), session, length, limit))
         return started

@@ -277,8 +277,7 @@ class Sessions:
         starting = self._busy.starting
         starting[session] = False
         try:
-            if prologue.records:
-                await self._store.commit(prologue.records)
+            await self._store.commit(prologue.records)  # with none: waits for what is staged ahead of it
             generation = self._submit(self._store.session(session), max_tokens, prologue.opener)
         except ContextExceeded as error:
             raise errors.StreamTooLong(error.length, error.limit) from None
@@ -305,6 +304,7 @@ class Sessions:
             open_call=open_call_text(found) if channel == ev.Channel.TOOL_CALL and not opener else "",
             batch_invariant=found.batch_invariant,
             tools=self._tools.get(found.id, []),
+            turn_point=found.n_tokens - len(opener) if opener else None,
         )
         return self._model.scheduler.submit(job)
 

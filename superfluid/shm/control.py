@@ -23,7 +23,7 @@ class Control:
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
-        self._base: Any = ffi.from_buffer("uint8_t[]", segment.buf, require_writable=True)
+        self._base: Any = ffi.from_buffer("uint8_t[]", segment.map, require_writable=True)
 
     @classmethod
     def create(cls) -> "Control":

@@ -73,7 +73,7 @@ class Ring:
         self.segment = segment
         self.spec = spec
         self.generation = 0  # of the last push
-        self._base: Any = ffi.from_buffer("uint8_t[]", segment.buf, require_writable=True)
+        self._base: Any = ffi.from_buffer("uint8_t[]", segment.map, require_writable=True)
         self._slots = spec.slots
         self._slot_bytes = spec.slot_bytes
         self._room = spec.slot_bytes - SLOT_HEADER_BYTES

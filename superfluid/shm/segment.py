@@ -25,13 +25,15 @@ class Segment:
     holder can take pages away from under the others.
     """
 
-    __slots__ = ("_map", "buf", "fd", "size")
+    __slots__ = ("buf", "fd", "map", "size")
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
         self.size = size
-        self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        self.buf = memoryview(self._map)
+        # Native pointers are taken of `map`, never of `buf`: a collector that clears a cycle may clear a memoryview
+        # before the pointer that was taken of it, which crashes when the pointer then lets go.
+        self.map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self.buf = memoryview(self.map)
 
     @classmethod
     def create(cls, name: str, size: int) -> "Segment":
@@ -69,7 +71,7 @@ class Segment:
         if self.fd < 0:
             return
         self.buf.release()
-        self._map.close()
+        self.map.close()
         os.close(self.fd)
         self.fd = -1
 
