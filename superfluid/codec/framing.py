@@ -133,6 +133,10 @@ class Encoder:
             ids.insert(0, self.tokenizer.bos)
         return ids
 
+    def encode_content(self, text: str) -> Sequence[int]:
+        """Ids of a text without markers, without a BOS; the halves of quoted markers come again and again."""
+        return self._segments.segment(text)
+
     def literal(self, token: int) -> str:
         """A marker's text: decode of its id, or its special-token text when that is empty."""
         return decode_utf8(self.table.of(token)) or self.special_texts.get(token, "")
@@ -247,8 +251,11 @@ class _Output:
         self.ids += self.encoder.encode_text(text, self._leads)
 
     def add_content(self, text: str) -> None:
-        ids = self.encoder.tokenizer.encode(text) if text else []
-        self.ids += ids[1:] if ids and self.encoder.auto_bos and not self._leads else ids
+        if text:
+            bos = self.encoder.tokenizer.bos
+            if self._leads and self.encoder.auto_bos and bos is not None:
+                self.ids.append(bos)
+            self.ids += self.encoder.encode_content(text)
 
     @property
     def _leads(self) -> bool:

@@ -71,13 +71,14 @@ class SegmentEncoder:
             if alone is None:
                 alone = self._stands_alone[marker] = self._is_alone(marker)
             if alone:
-                out.extend(self._segment(text[at : match.start()]))
+                out.extend(self.segment(text[at : match.start()]))
                 out.append(self._specials[marker])
                 at = match.end()
-        out.extend(self._segment(text[at:]))
+        out.extend(self.segment(text[at:]))
         return out
 
-    def _segment(self, text: str) -> "array[int] | list[int]":
+    def segment(self, text: str) -> "array[int] | list[int]":
+        """Ids of a text that no marker cuts."""
         if not text:
             return []
         ids = self._cache.get(text)

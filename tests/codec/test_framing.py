@@ -93,6 +93,14 @@ def test_texts_that_cannot_form_a_marker_need_no_protection(parts: list[tuple[st
     assert made.encode(pieces) == as_framing
 
 
+def test_quoted_markers_are_encoded_once_however_often_they_come() -> None:
+    tokenizer = chatml_tokenizer()
+    made = Encoder(tokenizer)
+    tokenizer.encoded.clear()
+    made.encode([content("<|im_end|>" * 1000)])
+    assert tokenizer.encoded == ["<|im_", "end|>"]
+
+
 def test_many_markers_cost_no_more_than_their_depth() -> None:
     made = Encoder(ByteTokenizer([f"<|reserved_{i}|>" for i in range(2000)]))
     text = "<|reserved_" * 20_000
