@@ -73,7 +73,7 @@ class BareLoop:
     def run(self, prompt: int, reply: int) -> Rates:
         """Prefill every lane with its own `prompt` tokens one after another, then decode `reply` rounds."""
         random = np.random.default_rng(7)
-        prompts = random.integers(300, self.n_vocab - 300, (self.lanes, prompt)).astype(np.int32)
+        prompts = random.integers(self.n_vocab // 8, self.n_vocab // 2, (self.lanes, prompt)).astype(np.int32)
         self.api.llama_memory_clear(self.api.llama_get_memory(self.context), False)
         last = np.zeros(self.lanes, np.int32)
         self.wanted[:] = 0

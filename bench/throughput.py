@@ -68,7 +68,7 @@ def measure(settings: Settings, say: Say) -> dict[str, Any]:
         }
         salt = 0
         for lanes in settings.lanes:
-            rates: dict[str, list[float]] = {one.label: [] for one in systems} | {"bare loop": []}
+            rates: dict[str, list[float]] = {label: [] for label in (*(one.label for one in systems), "bare loop")}
             firsts: dict[str, list[float]] = {one.label: [] for one in systems}
             cpu: list[dict[str, float]] = []
             for turn in range(settings.rounds + 1):

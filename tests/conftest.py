@@ -1,6 +1,7 @@
 """Fixtures that several rooms' tests share."""
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import platformdirs
@@ -8,6 +9,10 @@ import pytest
 
 from superfluid.llama.demo import DemoError, demo_model
 from tests import models
+from tests.api.serving import Server, ServerThread
+
+# One thread per model: threads that wait for each other by spinning stall when other processes want the cores too.
+os.environ.setdefault("OMP_THREAD_LIMIT", "1")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -46,3 +51,22 @@ def tiny_gguf(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model (2 layers, width 64) with Qwen 2's vocabulary and template."""
     path = tmp_path_factory.mktemp("tiny") / "tiny-random.gguf"
     return models.write_random(path, shared / "data/vocab/ggml-vocab-qwen2.gguf")
+
+
+@pytest.fixture(scope="session")
+def served(scripted_gguf: Callable[[str], Path]) -> Iterator[Callable[[str], Server]]:
+    """`served(name)`: a server of the scripted model of that name, with its session socket; all tests share it."""
+    running: dict[str, ServerThread] = {}
+    with tempfile.TemporaryDirectory(prefix="sf-") as folder:  # short, as a socket's path must be
+
+        def serve(name: str) -> Server:
+            if name not in running:
+                home = Path(folder, name)
+                home.mkdir()
+                running[name] = ServerThread(home, scripted_gguf(name))
+                running[name].start()
+            return running[name].server
+
+        yield serve
+        for thread in running.values():
+            thread.stop()

@@ -54,7 +54,7 @@ def tokenizer_fields(source: Path) -> dict[str, tuple[gguf.GGUFValueType, gguf.G
             array = kind == gguf.GGUFValueType.ARRAY
             value = list(values) if array else values[0]
             if kind == gguf.GGUFValueType.STRING:
-                value = value.decode()
+                value = bytes(value).decode()
             found[key.decode()] = (gguf.GGUFValueType(kind), gguf.GGUFValueType(element) if array else None, value)
     return found
 
