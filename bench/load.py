@@ -49,14 +49,18 @@ class Burst:
         return self.tokens / max(max(answer.ended for answer in self.answers) - begun, 1e-9)
 
 
-def ask(system: System, messages: list[dict[str, str]], reply: int, **fields: Any) -> Answer:
+def ask(
+    system: System, messages: list[dict[str, str]], reply: int, headers: dict[str, str] | None = None, **fields: Any
+) -> Answer:
     """One streamed request, read to its end."""
     body = {"model": system.model, "messages": messages, "max_tokens": reply, "temperature": 0, "stream": True}
     body |= {"stream_options": {"include_usage": True}, "ignore_eos": True, **fields}
     answer = Answer(time.perf_counter())
     connection = http.client.HTTPConnection(system.host, system.port, timeout=TIMEOUT)
     try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        connection.request(
+            "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json", **(headers or {})}
+        )
         response = connection.getresponse()
         if response.status != 200:
             answer.failure = f"{response.status} {response.read()[:200]!r}"
