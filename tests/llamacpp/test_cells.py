@@ -1,7 +1,6 @@
 """Shared cells against a model that names every cell."""
 
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from superfluid.engines.llamacpp.cells import SharedCells

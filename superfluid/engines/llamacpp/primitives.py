@@ -5,12 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from superfluid._native import ffi as native_ffi
-from superfluid._native import lib as native
+from superfluid._native import ffi as native_ffi, lib as native
 from superfluid.engines.llamacpp.batch import Batch
 from superfluid.engines.llamacpp.options import ROWS_PER_SEQUENCE
-from superfluid.engines.llamacpp.sequences import Sequence as SequenceState
-from superfluid.engines.llamacpp.sequences import SequenceTable
+from superfluid.engines.llamacpp.sequences import Sequence as SequenceState, SequenceTable
 from superfluid.engines.primitives import (
     CapacityError,
     Description,
@@ -21,6 +19,7 @@ from superfluid.engines.primitives import (
     Primitives,
     Row,
     SampleSpec,
+    UnknownSeqError,
     UnsupportedError,
     Vocabulary,
 )
@@ -105,9 +104,7 @@ class LlamaPrimitives(Primitives):
         if any(spec.temperature > 0 for spec in specs):
             return None
         rows, order = self._forward(feeds, all_rows=False)
-        first = native_ffi.cast("float *", rows.ctypes.data)
-        width = self._n_vocab
-        picked = [native.sf_argmax(first + row * width, width) for row in range(len(rows))]
+        picked = _highest(rows)
         if order is None:
             return picked
         fed = [index for index in order if feeds[index].wants_row]
@@ -131,7 +128,11 @@ class LlamaPrimitives(Primitives):
 
     def _forward(self, feeds: Sequence[Feed], *, all_rows: bool) -> tuple[Row, list[int] | None]:
         """Run the feeds; the rows in the order they were packed in, and that order (none: as fed)."""
-        sequences = [self.sequences[feed.seq] for feed in feeds]
+        known = self.sequences.table
+        try:
+            sequences = [known[feed.seq] for feed in feeds]
+        except KeyError as error:
+            raise UnknownSeqError(f"sequence {error} is unknown") from None
         total, longest = self._check_room(feeds, sequences)
         if len(feeds) > 1 and longest <= ROWS_PER_SEQUENCE:
             self.sequences.gather(sequences)
@@ -273,3 +274,15 @@ class LlamaPrimitives(Primitives):
             self._api.llama_free(self._context)
             self._api.llama_model_free(self._model)
             self._context = self._model = None
+
+
+def _highest(rows: Row) -> list[int]:
+    """The argmax of each row as the sampler picks it: ties go to the lowest id, NaN never wins."""
+    if len(rows) == 0:
+        return []
+    picked: list[int] = rows.argmax(axis=1).tolist()
+    for index, token in enumerate(picked):
+        if rows[index, token] != rows[index, token]:  # numpy lets the first NaN win
+            row = native_ffi.cast("float *", rows[index].ctypes.data)
+            picked[index] = native.sf_argmax(row, rows.shape[1])
+    return picked
