@@ -73,14 +73,22 @@ class Files:
             left = left[written:]
             offset += written
 
-    def create_synced(self, path: Path, data: bytes) -> None:
-        """A new file with these bytes, on disk."""
+    def create(self, path: Path, *pieces: bytes | memoryview, synced: bool) -> None:
+        """A new file with these bytes; with `synced`, on disk."""
         descriptor = self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
-            self.write_whole(descriptor, data, 0)
-            self.sync(descriptor)
+            offset = 0
+            for piece in pieces:
+                self.write_whole(descriptor, piece, offset)
+                offset += len(piece)
+            if synced:
+                self.sync(descriptor)
         finally:
             self.close(descriptor)
+
+    def create_synced(self, path: Path, *pieces: bytes | memoryview) -> None:
+        """A new file with these bytes, on disk."""
+        self.create(path, *pieces, synced=True)
 
 
 def temporary_name(path: Path) -> Path:
