@@ -154,6 +154,7 @@ class Generation:
         self._items: deque[Item] = deque()
         self._unread = 0
         self._reader: trio.lowlevel.Task | None = None
+        self.notify: Callable[[], None] | None = None  # called at each new item, for one who reads several with `take`
         self._over = False  # Ended was put in
         self._closed = False  # nobody reads any more
 
@@ -201,6 +202,13 @@ class Generation:
         if isinstance(item, Committed):
             self._unread -= _tokens(item.events)
         return item
+
+    def take(self) -> list[Item]:
+        """Every item that is there, without waiting."""
+        items = list(self._items)
+        self._items.clear()
+        self._unread = 0
+        return items
 
     async def collect(self) -> tuple[list[Event], list[TokenLogprob], Ended]:
         """Read to the end: every committed event, every logprob, and the end."""
@@ -265,6 +273,8 @@ class Generation:
         if self._reader is not None:
             reader, self._reader = self._reader, None
             trio.lowlevel.reschedule(reader)
+        if self.notify is not None:
+            self.notify()
 
     def _merge(self) -> None:
         """Join previews over the commits between them: previews may run ahead, never behind."""

@@ -1,80 +1,104 @@
-"""Several generations of one request, read together: each in a task of its own, their items in one channel."""
+"""Several generations of one request, read together."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import math
+from collections.abc import Sequence
 
 import trio
 
-from superfluid.api.http.context import Api
-from superfluid.api.http.reply import Reply
+from superfluid.api.http.refusals import REFUSED, ended_with_error
 from superfluid.daemon.model import Started
-from superfluid.scheduler.generation import Committed, Ended, Item, Provisional
+from superfluid.link.events import Finish
+from superfluid.scheduler.generation import Ended, Failure, Generation, Item
 
-AHEAD = 64  # items a choice may be ahead of the client; behind that the generation merges them
+SILENCE = 15.0  # seconds without an item after which the reader is told so
+PACE = 0.004  # seconds: a reader is woken at most this often; no token of a model that a person reads comes faster
 
 
-class Merged:
-    """Items of all choices as they come, in batches: every item that is there when one is."""
+class Running:
+    """The generations of one request. One task reads them; `close` ends what still runs.
 
-    def __init__(self, started: Sequence[Started], receive: "trio.MemoryReceiveChannel[tuple[int, Item]]") -> None:
-        self._started = started
-        self._receive = receive
-        self._stopped: set[int] = set()
+    Waking a reader and writing a message costs more than making a token does on a fast lane, so items that come
+    closer together than `PACE` are handed on together.
+    """
+
+    def __init__(self) -> None:
+        self.started: list[Started] = []
+        self._generations: list[Generation] = []
+        self._open: set[int] = set()  # whose end was not handed on
+        self._early: list[tuple[int, Item]] = []
+        self._cut: str | None = None
+        self._news = trio.Event()
+        self._woken = -math.inf
+
+    def add(self, started: Sequence[Started]) -> None:
+        """Own more generations; their indexes go on from those that are there."""
+        for one in started:
+            self._open.add(len(self.started))
+            self.started.append(one)
+            self._generations.append(one.generation)
+            one.generation.notify = self._wake
+            self._wake()
+
+    def _wake(self) -> None:
+        self._news.set()
 
     def stop(self, index: int) -> None:
-        """Cancel the lane of one choice (a stop string was found); its end still comes."""
-        if index not in self._stopped:
-            self._stopped.add(index)
-            self._started[index].generation.cancel()
+        """Cancel the lane of one choice (its answer is complete); its end still comes."""
+        self._generations[index].cancel()
 
-    def __aiter__(self) -> "Merged":
+    def close(self) -> None:
+        """Cancel every lane that still runs; nobody reads on."""
+        for generation in self._generations:
+            generation.notify = None
+            generation.cancel()
+
+    def cut(self, reason: str) -> None:
+        """End every choice now with an error: the server stops."""
+        self._cut = reason
+        self._wake()
+
+    async def admitted(self) -> None:
+        """Wait for the first item. Raises ApiError when it is a refusal: a demand that the engine cannot meet."""
+        await self._news.wait()
+        self._early = self._take()
+        for _, item in self._early:
+            if isinstance(item, Ended) and item.error_code in REFUSED:
+                raise ended_with_error(item)
+
+    def __aiter__(self) -> "Running":
         return self
 
-    async def __anext__(self) -> list[tuple[int, Item]]:
-        try:
-            batch = [await self._receive.receive()]
-        except trio.EndOfChannel:
-            raise StopAsyncIteration from None
-        while True:
-            try:
-                batch.append(self._receive.receive_nowait())
-            except (trio.WouldBlock, trio.EndOfChannel):
-                return batch
+    async def __anext__(self) -> list[tuple[int, Item]] | None:
+        """(index, item), as many as are there at once, until every choice has ended; none after a silence."""
+        if self._early:
+            batch, self._early = self._early, []
+            return batch
+        if not self._open:
+            raise StopAsyncIteration
+        with trio.move_on_after(SILENCE):
+            await self._wait()
+        return self._take() or None
 
+    async def _wait(self) -> None:
+        if self._news.is_set():
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._news.wait()
+        pause = self._woken + PACE - trio.current_time()
+        if pause > 0 and not all(generation.ended for generation in self._generations):
+            await trio.sleep(pause)
+        self._woken = trio.current_time()
 
-@asynccontextmanager
-async def merge(api: Api, started: Sequence[Started]) -> AsyncIterator[Merged]:
-    """Read all generations; leaving the block cancels those that still run."""
-    send, receive = trio.open_memory_channel[tuple[int, Item]](AHEAD)
-    scope = trio.CancelScope()
-
-    async def pump(index: int, one: Started, out: "trio.MemorySendChannel[tuple[int, Item]]") -> None:
-        with scope:
-            async with out, one.generation:
-                async for item in one.generation:
-                    await out.send((index, item))
-
-    async with send:
-        for index, one in enumerate(started):
-            api.nursery.start_soon(pump, index, one, send.clone(), name=f"choice:{one.session}")
-    try:
-        async with receive:
-            yield Merged(started, receive)
-    finally:
-        scope.cancel()
-
-
-async def collect(api: Api, started: Sequence[Started], replies: Sequence[Reply]) -> None:
-    """Run all generations to their ends into `replies`. Raises ApiError 500 when one fails."""
-    async with merge(api, started) as merged:
-        async for batch in merged:
-            for index, item in batch:
-                reply = replies[index]
-                if isinstance(item, Committed):
-                    reply.take(item.events, item.logprobs)
-                elif isinstance(item, Ended):
-                    reply.end(item)
-                else:
-                    assert isinstance(item, Provisional)
-                if reply.stopped:
-                    merged.stop(index)
+    def _take(self) -> list[tuple[int, Item]]:
+        self._news = trio.Event()
+        batch: list[tuple[int, Item]] = []
+        for index in sorted(self._open):
+            for item in self._generations[index].take():
+                batch.append((index, item))
+                if isinstance(item, Ended):
+                    self._open.discard(index)
+        if self._cut is not None:
+            failed = Ended(Finish.ERROR, reason=self._cut, error_code=Failure.STOPPED)
+            batch += [(index, failed) for index in sorted(self._open)]
+            self._open.clear()
+        return batch

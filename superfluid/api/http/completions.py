@@ -5,61 +5,59 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import attrs
-from quart import Response, request
+from quart import Response
 
 from superfluid.api.http import sse
+from superfluid.api.http.access_log import LEFT, AccessLine
 from superfluid.api.http.app import json_response, read_body
-from superfluid.api.http.choices import collect, merge
+from superfluid.api.http.choices import Running
 from superfluid.api.http.context import Api
-from superfluid.api.http.errors import ApiError, invalid, wrong_type
+from superfluid.api.http.errors import ApiError, context_length_exceeded, invalid, wrong_type
 from superfluid.api.http.fields import Fields
-from superfluid.api.http.openai import usage_of
 from superfluid.api.http.options import MAX_TOP_LOGPROBS, Choices, read_choices, with_seed
-from superfluid.api.http.reply import Reply, Usage
+from superfluid.api.http.refusals import refusals
+from superfluid.api.http.reply import Reply, Usage, number
 from superfluid.codec.tokenizer import Tokenizer
-from superfluid.daemon.model import Model, Started
-from superfluid.link.events import Appended, Event, Generated
-from superfluid.scheduler.generation import Committed, Provisional, TokenLogprob
+from superfluid.daemon.model import Model
+from superfluid.link.events import Appended
+from superfluid.scheduler.generation import TokenLogprob
 
 
-@attrs.define
-class TextReply(Reply):
-    """A raw completion: everything generated is text, whatever channel it was drawn in."""
-
-    offset: int = 0  # of the next token, in UTF-8 bytes of the text
-    tokens: list[TokenLogprob] = attrs.Factory(list)
-
-    def take(self, events: list[Event], logprobs: list[TokenLogprob] | None = None) -> None:  # type: ignore[override]
-        for event in events:
-            if isinstance(event.body, Generated) and not self.stopped:
-                self.text(event.body.text)
-        self.tokens += logprobs or []
-
-    @property
-    def finish_reason(self) -> str:
-        reason = super().finish_reason
-        return "stop" if reason == "tool_calls" else reason
-
-
-def read_prompts(prompt: Any, tokenizer: Tokenizer) -> list[Appended]:
-    """The prompts of a request: texts are encoded as they stand (markers parse), token ids are taken as given."""
+def check_prompt(prompt: Any) -> None:
+    """Raise ApiError 400 for what is no prompt; token ids are checked against the vocabulary later."""
     if prompt is None or prompt in ("", []):
         raise invalid("prompt must be non-empty", "prompt")
-    several = isinstance(prompt, list) and all(isinstance(part, str | list) for part in prompt)
-    return [_prompt(part, tokenizer) for part in (prompt if several else [prompt])]
+    for part in several(prompt):
+        if part in ("", []):
+            raise invalid("prompt must be non-empty", "prompt")
+        if not isinstance(part, str) and not (isinstance(part, list) and all(is_token(token) for token in part)):
+            raise wrong_type("prompt", "a string, an array of strings, token ids, or an array of those", part)
 
 
-def _prompt(part: Any, tokenizer: Tokenizer) -> Appended:
-    if isinstance(part, str) and part:
+def several(prompt: Any) -> list[Any]:
+    """The prompts of a request."""
+    if isinstance(prompt, list) and all(isinstance(part, str | list) for part in prompt):
+        return prompt
+    return [prompt]
+
+
+def is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def encode_prompt(part: str | list[int], tokenizer: Tokenizer) -> Appended:
+    """A text is encoded as it stands (markers parse), token ids are taken as given. Raises ApiError 400."""
+    if isinstance(part, str):
         return Appended(part, tokenizer.encode(part))
-    if isinstance(part, list) and part and all(isinstance(token, int) and token >= 0 for token in part):
-        bad = next((token for token in part if token >= tokenizer.vocab_size), None)
-        if bad is not None:
-            raise invalid(f"prompt: token id {bad} is not in the vocabulary of {tokenizer.vocab_size}", "prompt")
-        return Appended(None, part)
-    if part in ("", []):
-        raise invalid("prompt must be non-empty", "prompt")
-    raise wrong_type("prompt", "a string, an array of strings, token ids, or an array of those", part)
+    check_tokens(part, tokenizer, "prompt")
+    return Appended(None, part)
+
+
+def check_tokens(tokens: list[int], tokenizer: Tokenizer, field: str) -> None:
+    """Raise ApiError 400 for an id that is not in the vocabulary."""
+    largest = max(tokens, default=0)
+    if largest >= tokenizer.vocab_size:
+        raise invalid(f"{field}: token id {largest} is not in the vocabulary of {tokenizer.vocab_size}", field)
 
 
 async def completions(api: Api) -> Response:
@@ -67,125 +65,166 @@ async def completions(api: Api) -> Response:
     name = fields.string("model")
     if not name:
         raise invalid("missing required field: model", "model")
-    if "suffix" in fields:
-        raise ApiError(400, "this model has no fill-in-the-middle dialect", code="fim_unsupported", param="suffix")
+    prompt = fields.raw("prompt")
+    suffix = fields.string("suffix")
+    if suffix is None:
+        check_prompt(prompt)
+        if "fim_mode" in fields:
+            raise invalid("fim_mode takes a suffix", "fim_mode", "unsupported_parameter")
     logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
     echo = fields.boolean("echo")
-    choices = read_choices(fields, logprobs, *api.caller(request))
-    if fields.raw("prompt") in (None, "", []):
-        raise invalid("prompt must be non-empty", "prompt")
+    choices = read_choices(fields, logprobs)
+    options = attrs.evolve(api.called(choices), provisional=choices.stream and logprobs is None)
     served = await api.model(name)
-    prompts = await served.in_thread(read_prompts, fields.raw("prompt"), served.tokenizer)
-    options = attrs.evolve(choices.options, provisional=choices.stream and logprobs is None)
-    started: list[Started] = []
-    for prompt in prompts:
-        each = [with_seed(options, len(started) + i) for i in range(choices.n)]
-        started += await served.begin_all([prompt], each, raw=True)
-    texts = [served.tokenizer.decode(prompt.span) if prompt.text is None else prompt.text for prompt in prompts]
-    echoed = [texts[index // choices.n] if echo else "" for index in range(len(started))]
-    replies = [TextReply(served.tokenizer, choices.stop_filter(), one.max_tokens) for one in started]
-    head = {
-        "id": f"cmpl-superfluid-{api.next_id()}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": served.name,
-    }
-    if choices.stream:
-        body = _stream(api, served, head, choices, started, replies, echoed, logprobs is not None)
-        return Response(body, headers=sse.HEADERS)
-    await collect(api, started, replies)
-    entries = [
-        {
-            "index": index,
-            "text": echoed[index] + "".join(reply.content),
-            "logprobs": None if logprobs is None else token_logprobs(reply, len(echoed[index].encode())),
-            "finish_reason": reply.finish_reason,
+    if suffix is not None:
+        raise invalid(
+            f"model '{served.name}' has no fill-in-the-middle dialect and no --fim-model serves for it",
+            "suffix",
+            "fim_unsupported",
+        )
+    line = AccessLine.of_request(served.name, choices.stream)
+    running = api.run()
+    with refusals(served.name):
+        prompts = [await served.in_thread(encode_prompt, part, served.tokenizer) for part in several(prompt)]
+        for one in prompts:
+            if len(one.span) > served.window:
+                raise context_length_exceeded(served.window, len(one.span))
+        for one in prompts:
+            seeds = range(len(running.started), len(running.started) + choices.n)
+            running.add(await served.begin_all([one], [with_seed(options, i) for i in seeds], raw=True))
+    texts = [served.tokenizer.decode(one.span) if one.text is None else one.text for one in prompts]
+    answer = TextAnswer(api, choices, served, running, prompts, texts if echo else [], logprobs is not None, line)
+    return Response(answer.stream(), headers=sse.HEADERS) if choices.stream else await answer.whole()
+
+
+class TextAnswer:
+    """The answer to one request for raw completions; `echoed` are the prompts' texts when they are shown."""
+
+    def __init__(
+        self,
+        api: Api,
+        choices: Choices,
+        served: Model,
+        running: Running,
+        prompts: list[Appended],
+        echoed: list[str],
+        want_logprobs: bool,
+        line: AccessLine,
+    ) -> None:
+        self._choices = choices
+        self._tokenizer = served.tokenizer
+        self._running = running
+        self._prompts = prompts
+        self._want_logprobs = want_logprobs
+        self._line = line
+        self._replies = [
+            Reply(served.tokenizer, choices.stop_filter(), one.max_tokens, want_logprobs) for one in running.started
+        ]
+        self._echoed = [echoed[index // choices.n] if echoed else "" for index in range(len(self._replies))]
+        self._offsets = [len(text.encode()) for text in self._echoed]  # of the next token in each choice's text
+        self._head = {
+            "id": f"cmpl-superfluid-{api.next_id()}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": served.name,
         }
-        for index, reply in enumerate(replies)
-    ]
-    return json_response({**head, "choices": entries, "usage": _usage(prompts, started, replies).to_json()})
 
+    def _usage(self) -> Usage:
+        """Every prompt once, and its warm prefix once."""
+        n = self._choices.n
+        cached = [reply.ended.warm_prefix if reply.ended is not None else 0 for reply in self._replies]
+        return Usage(
+            prompt=sum(len(prompt.span) for prompt in self._prompts),
+            completion=sum(reply.tokens for reply in self._replies),
+            cached=sum(max(cached[at : at + n]) for at in range(0, len(cached), n)),
+        )
 
-def token_logprobs(reply: TextReply, offset: int) -> dict[str, Any]:
-    """The logprobs of the tokens not yet shown; offsets count UTF-8 bytes of the text from `offset`."""
-    decode = reply.tokenizer.token_bytes
-    tokens = [decode(entry.token).decode(errors="replace") for entry in reply.tokens]
-    offsets = []
-    for entry in reply.tokens:
-        offsets.append(offset + reply.offset)
-        reply.offset += len(decode(entry.token))
-    shown = {
-        "tokens": tokens,
-        "token_logprobs": [entry.logprob for entry in reply.tokens],
-        "top_logprobs": [
-            {decode(token).decode(errors="replace"): value for token, value in entry.top} or None
-            for entry in reply.tokens
-        ],
-        "text_offset": offsets,
-    }
-    reply.tokens = []
-    return shown
+    def _write_line(self, status: int, finish: str) -> None:
+        ends = [reply.ended for reply in self._replies if reply.ended is not None]
+        self._line.write(status, self._usage(), ends, finish)
 
+    def _finish(self) -> str:
+        first = self._replies[0]
+        return "cancelled" if first.ended is None else first.finish_reason
 
-def _usage(prompts: list[Appended], started: list[Started], replies: list[TextReply]) -> Usage:
-    usage = usage_of(started, list(replies))
-    return Usage(sum(len(prompt.span) for prompt in prompts), usage.completion, usage.cached)
+    async def whole(self) -> Response:
+        try:
+            async for batch in self._running:
+                for index, item in batch or ():
+                    reply = self._replies[index]
+                    reply.take(item)
+                    if reply.complete:
+                        self._running.stop(index)
+        except ApiError as error:
+            self._write_line(error.status, "error")
+            raise
+        finally:
+            self._write_line(LEFT if any(reply.ended is None for reply in self._replies) else 200, self._finish())
+        entries = [
+            {
+                "index": index,
+                "text": self._echoed[index] + reply.text,
+                "logprobs": self._logprobs(index, reply.logprobs),
+                "finish_reason": reply.finish_reason,
+            }
+            for index, reply in enumerate(self._replies)
+        ]
+        return json_response({**self._head, "choices": entries, "usage": self._usage().to_json()})
 
+    async def stream(self) -> AsyncIterator[bytes]:
+        """With echo the prompt is the first chunk; usage is on the last one, when asked for."""
+        chunks = sse.Chunks(self._head)
+        try:
+            opening = [self._chunk(chunks, index, text) for index, text in enumerate(self._echoed) if text]
+            if opening:
+                yield b"".join(opening)
+            async for batch in self._running:
+                out = [sse.COMMENT] if batch is None else []
+                try:
+                    for index, item in batch or ():
+                        reply = self._replies[index]
+                        out += [self._chunk(chunks, index, d.text, d.logprobs) for d in reply.take(item)]
+                        if reply.complete:
+                            self._running.stop(index)
+                except ApiError as error:
+                    self._write_line(error.status, "error")
+                    yield b"".join([*out, sse.event(error.frame()), sse.DONE])
+                    return
+                if out:
+                    yield b"".join(out)
+            self._write_line(200, self._finish())
+            yield self._last(chunks)
+        finally:
+            self._write_line(200, "cancelled")
 
-async def _stream(
-    api: Api,
-    served: Model,
-    head: dict[str, Any],
-    choices: Choices,
-    started: list[Started],
-    replies: list[TextReply],
-    echoed: list[str],
-    want_logprobs: bool,
-) -> AsyncIterator[bytes]:
-    def chunk(index: int, text: str, finish: str | None = None, **more: Any) -> bytes:
-        logprobs = None
-        if want_logprobs and replies[index].tokens:
-            logprobs = token_logprobs(replies[index], len(echoed[index].encode()))
-        entry = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-        return sse.event({**head, "choices": [entry], **more})
+    def _chunk(self, chunks: sse.Chunks, index: int, text: str, logprobs: list[TokenLogprob] | None = None) -> bytes:
+        shown = self._logprobs(index, logprobs) if logprobs else None
+        return chunks.chunk({"index": index, "finish_reason": None, "text": text, "logprobs": shown})
 
-    opening = [chunk(index, text) for index, text in enumerate(echoed) if text]
-    if opening:
-        yield b"".join(opening)
-    async with merge(api, started) as merged:
-        async for batch in sse.with_silences(merged):
-            if batch is None:
-                yield sse.COMMENT
-                continue
-            out: list[bytes] = []
-            for index, item in batch:
-                reply = replies[index]
-                if isinstance(item, Provisional):
-                    ready = reply.text(item.text)
-                    if ready:
-                        out.append(chunk(index, ready))
-                elif isinstance(item, Committed):
-                    if want_logprobs:
-                        known = len(reply.content)
-                        reply.take(item.events, item.logprobs)
-                        out.append(chunk(index, "".join(reply.content[known:])))
-                else:
-                    try:
-                        rest = reply.end(item)
-                    except ApiError as error:
-                        yield b"".join([*out, sse.event(error.frame()), sse.DONE])
-                        return
-                    if rest:
-                        out.append(chunk(index, rest))
-                if reply.stopped:
-                    merged.stop(index)
-            if all(reply.ended is not None for reply in replies):
-                last = len(replies) - 1
-                usage = {"usage": usage_of(started, list(replies)).to_json()} if choices.include_usage else {}
-                out += [
-                    chunk(index, "", reply.finish_reason, **(usage if index == last else {}))
-                    for index, reply in enumerate(replies)
-                ]
-            if out:
-                yield b"".join(out)
-    yield sse.DONE
+    def _last(self, chunks: sse.Chunks) -> bytes:
+        usage = {"usage": self._usage().to_json()} if self._choices.include_usage else {}
+        out: list[bytes] = []
+        for index, reply in enumerate(self._replies):
+            choice = {"index": index, "finish_reason": reply.finish_reason, "text": "", "logprobs": None}
+            out.append(chunks.chunk(choice, **(usage if index == len(self._replies) - 1 else {})))
+        return b"".join([*out, sse.DONE])
+
+    def _logprobs(self, index: int, entries: list[TokenLogprob]) -> dict[str, Any] | None:
+        """The logprobs of a choice's next tokens; offsets count UTF-8 bytes of its text."""
+        if not self._want_logprobs:
+            return None
+        decode = self._tokenizer.token_bytes
+        pieces = [decode(entry.token) for entry in entries]
+        offsets: list[int] = []
+        for piece in pieces:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(piece)
+        return {
+            "tokens": [piece.decode(errors="replace") for piece in pieces],
+            "token_logprobs": [number(entry.logprob) for entry in entries],
+            "top_logprobs": [
+                {decode(token).decode(errors="replace"): number(value) for token, value in entry.top} or None
+                for entry in entries
+            ],
+            "text_offset": offsets,
+        }

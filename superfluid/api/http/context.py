@@ -1,14 +1,16 @@
-"""What every route has at hand: the daemon, the nursery of its tasks, the listener's settings."""
+"""What every route has at hand: the daemon, the listener's settings, and the answers that are being made."""
 
 import itertools
 
 import attrs
-import trio
-from quart.wrappers import Request
+from quart import request
 
+from superfluid.api.http.choices import Running
 from superfluid.api.http.errors import SERVER, ApiError
-from superfluid.api.http.options import read_class, read_switch
-from superfluid.daemon.daemon import Daemon, ModelUnavailable, UnknownModel
+from superfluid.api.http.options import Choices, read_class, read_switch
+from superfluid.api.http.requests import on_end
+from superfluid.daemon.daemon import Daemon, ModelUnavailable
+from superfluid.daemon.generation import GenerateOptions
 from superfluid.daemon.model import Model
 
 
@@ -23,33 +25,59 @@ class HttpSettings:
 
 @attrs.define
 class Api:
-    """Shared by all routes of one listener. `nursery` owns the tasks that read generations."""
+    """Shared by all routes of one listener."""
 
     daemon: Daemon
-    nursery: trio.Nursery
     settings: HttpSettings = attrs.Factory(HttpSettings)
+    running: set[Running] = attrs.field(factory=set, init=False)
     _ids: "itertools.count[int]" = attrs.field(factory=lambda: itertools.count(1), alias="ids")
 
     def next_id(self) -> int:
         """Counts from 1, shared by chat, completions and rerank."""
         return next(self._ids)
 
+    def known(self, name: str) -> Model:
+        """The model of that name, loaded or not. Raises ApiError 404."""
+        for model in self.daemon.models:
+            if model.name == name:
+                return model
+        loaded = ", ".join(sorted(model.name for model in self.daemon.models if model.loaded)) or "none"
+        raise ApiError(
+            404, f"model {name!r} is not served here; loaded: {loaded}", code="model_not_found", param="model"
+        )
+
     async def model(self, name: str) -> Model:
         """The model of that name, loaded. Raises ApiError 404 (unknown) or 503 (it does not load)."""
         try:
-            return await self.daemon.model(name)
-        except UnknownModel as error:
-            raise ApiError(404, str(error), code="model_not_found", param="model") from None
+            return await self.daemon.model(self.known(name).name)
         except ModelUnavailable as error:
             raise ApiError(503, str(error), kind=SERVER, retry_after=error.retry_after) from None
 
-    def caller(self, request: Request) -> tuple[int, str, bool]:
-        """Class, fairness client and batch invariance of a request, from its headers and its peer."""
+    def called(self, choices: Choices) -> GenerateOptions:
+        """The options of the current request with its caller: class and batch invariance from its headers, and its
+        peer for fairness. Raises ApiError 400 and 403."""
         client = str(request.remote_addr or "")
-        if not self.settings.read_qos_headers:
-            return self.settings.default_class, client, False
-        klass = read_class(request.headers, self.settings.default_class)
-        invariant = read_switch(request.headers, "x-superfluid-batch-invariant")
+        klass, invariant = self.settings.default_class, False
+        if self.settings.read_qos_headers:
+            klass = read_class(request.headers, klass)
+            invariant = read_switch(request.headers, "x-superfluid-batch-invariant")
         if invariant and not self.settings.allow_batch_invariant:
             raise ApiError(403, "batch invariance is not allowed here; serve with --http-allow-batch-invariant")
-        return klass, client, invariant
+        return attrs.evolve(choices.options, klass=klass, client=client, batch_invariant=invariant)
+
+    def run(self) -> Running:
+        """The generations of the current request, none yet: they end when it does."""
+        running = Running()
+        self.running.add(running)
+
+        def close() -> None:
+            self.running.discard(running)
+            running.close()
+
+        on_end(close)
+        return running
+
+    def cut(self, reason: str) -> None:
+        """End every answer that is being made with an error."""
+        for running in self.running:
+            running.cut(reason)

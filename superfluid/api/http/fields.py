@@ -1,6 +1,7 @@
 """Fields of a JSON request body: read once, with errors that name the field, what it expects and what it got."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +12,8 @@ from superfluid.api.http.errors import ApiError, invalid, wrong_type
 T = TypeVar("T")
 U32 = 2**32 - 1
 U64 = 2**64 - 1
+F32_MAX = 3.4028234663852886e38  # the wire's numbers are single precision; a larger one means the same
+TOKEN_ID = re.compile(r"[0-9]{1,10}\Z", re.ASCII)
 
 
 class Fields:
@@ -79,7 +82,7 @@ class Fields:
         if not math.isfinite(value) or not low <= value <= high:
             limit = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
             raise invalid(message or f"{name} must be {limit}, got {value}", name)
-        return float(value)
+        return max(-F32_MAX, min(float(value), F32_MAX))
 
     def array(self, name: str) -> list[Any]:
         return list(self._typed(name, [], "an array", lambda v: isinstance(v, list)))
@@ -106,13 +109,11 @@ def stop_strings(fields: Fields, most: int = 16) -> list[str]:
 
 
 def logit_bias(fields: Fields) -> dict[int, float]:
-    """`logit_bias`: token id (a decimal string) to number; keys that are no integers are ignored."""
+    """`logit_bias`: token id (a decimal string) to number; keys that are no token ids are ignored."""
     biases: dict[int, float] = {}
     for key, value in fields.mapping("logit_bias").items():
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
             raise wrong_type(f"logit_bias[{key}]", "a number", value)
-        try:
-            biases[int(key)] = float(value)
-        except ValueError:
-            continue
+        if TOKEN_ID.match(key):
+            biases[int(key)] = max(-F32_MAX, min(float(value), F32_MAX))
     return biases

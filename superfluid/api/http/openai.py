@@ -5,108 +5,76 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import attrs
-from quart import Response, request
+from quart import Response
 
 from superfluid.api.http import sse
+from superfluid.api.http.access_log import LEFT, AccessLine
 from superfluid.api.http.app import json_response, read_body
-from superfluid.api.http.choices import collect, merge
+from superfluid.api.http.choices import Running
+from superfluid.api.http.constraints import (
+    ToolChoice,
+    check_tool_choice,
+    forced_call,
+    format_grammar,
+    read_response_format,
+)
 from superfluid.api.http.context import Api
 from superfluid.api.http.errors import ApiError, invalid, wrong_type
 from superfluid.api.http.fields import Fields
+from superfluid.api.http.media import Medium, read_media, refuse_media
 from superfluid.api.http.options import MAX_TOP_LOGPROBS, Choices, read_choices, with_seed
-from superfluid.api.http.reply import Reply, Usage
-from superfluid.daemon.model import Started
-from superfluid.link.events import Channel, Generated
-from superfluid.scheduler.generation import Committed, Ended, Provisional
+from superfluid.api.http.refusals import refusals
+from superfluid.api.http.reply import Delta, Reply, Usage, chat_logprobs
+from superfluid.codec.conversation import normalized_tool, turns_of
+from superfluid.daemon.generation import GenerateOptions
+from superfluid.daemon.model import Model, Started
+from superfluid.link.events import Body, GenerationPrompt
 
 FINGERPRINT = "superfluid"
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+TEMPLATE_FIELDS = ("reasoning_effort", "enable_thinking")
 
 
 @attrs.frozen
 class ChatRequest:
-    """A chat request, read: the conversation in the codec's terms, and everything that shapes the reply."""
+    """A chat request, read: the conversation, and everything that shapes the reply."""
 
     model: str
     messages: list[dict[str, Any]]
+    media: list[Medium]
     tools: list[dict[str, Any]]
+    tool_choice: ToolChoice
+    schema: Any
+    one_call: bool
     template_arguments: dict[str, Any]
     choices: Choices
+    options: GenerateOptions
     want_logprobs: bool
 
 
 def read_messages(fields: Fields) -> list[dict[str, Any]]:
-    """The conversation; text parts are joined, unknown part types skipped."""
+    """The conversation as it was sent. Raises ApiError 400 for what is no message."""
     entries = fields.raw("messages")
     if entries is None or entries == []:
         raise invalid("messages must be non-empty", "messages")
     if not isinstance(entries, list):
         raise wrong_type("messages", "an array", entries)
-    return [_message(entry, f"messages[{index}]") for index, entry in enumerate(entries)]
-
-
-def _message(entry: Any, where: str) -> dict[str, Any]:
-    if not isinstance(entry, dict):
-        raise wrong_type(where, "an object", entry)
-    fields = Fields(entry)
-    role = ROLES.get(fields.string("role", "user"), "user")
-    message: dict[str, Any] = {"role": role, "content": _content(entry.get("content"), f"{where}.content")}
-    if role == "assistant":
-        thought = fields.raw("reasoning_content") or fields.raw("reasoning")
-        if isinstance(thought, str) and thought.strip():
-            message["reasoning_content"] = thought.strip()
-        calls = fields.raw("tool_calls")
-        if isinstance(calls, list) and calls:
-            message["tool_calls"] = [_call(call, f"{where}.tool_calls") for call in calls]
-    elif role == "tool":
-        for name in ("tool_call_id", "name"):
-            if name in fields:
-                message[name] = fields.string(name)
-    return message
-
-
-def _content(content: Any, where: str) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise wrong_type(where, "a string or an array of parts", content)
-    texts: list[str] = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind in ("text", "input_text"):
-            if not isinstance(part.get("text"), str):
-                raise wrong_type(f"{where}.text", "a string", part.get("text"))
-            texts.append(part["text"])
-        elif kind in ("image_url", "input_audio"):
-            what = "images" if kind == "image_url" else "audio"
-            raise ApiError(
-                400, f"this model does not accept {what}: its runtime takes text only",
-                code="unsupported_input", param=where,
-            )  # fmt: skip
-    return "".join(texts)
-
-
-def _call(call: Any, where: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise wrong_type(where, "an array of {id, function {name, arguments}}", call)
-    return {
-        "id": call.get("id") or "",
-        "type": "function",
-        "function": {"name": function["name"], "arguments": function.get("arguments")},
-    }
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise wrong_type(f"messages[{index}]", "an object", entry)
+        if not isinstance(entry.get("tool_calls"), list | None):
+            raise wrong_type(f"messages[{index}].tool_calls", "an array", entry["tool_calls"])
+    return entries
 
 
 def read_tools(fields: Fields) -> list[dict[str, Any]]:
-    """Declared functions, each wrapped as {"type": "function", "function": {...}}; key order is the client's."""
+    """Declared functions, each as {"type": "function", "function": {...}}; key order is the client's."""
     tools = []
-    for index, tool in enumerate(fields.array("tools")):
-        function = tool.get("function", tool) if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-            raise wrong_type(f"tools[{index}]", "a function declaration with a name", tool)
-        tools.append(tool if "function" in tool else {"type": "function", "function": tool})
+    for index, declared in enumerate(fields.array("tools")):
+        tool = normalized_tool(declared)
+        name = tool["function"].get("name") if tool is not None else None
+        if tool is None or not isinstance(name, str) or not name:
+            raise wrong_type(f"tools[{index}]", "a function declaration with a name", declared)
+        tools.append(tool)
     return tools
 
 
@@ -116,22 +84,27 @@ def read_chat(fields: Fields, api: Api) -> ChatRequest:
     if not model:
         raise invalid("missing required field: model", "model")
     messages = read_messages(fields)
+    with refusals(model):
+        media = read_media(turns_of(messages))
     want_logprobs = fields.boolean("logprobs")
     alternatives = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS, 0)
-    arguments = {
-        name: fields.raw(name) for name in ("reasoning_effort", "enable_thinking") if fields.raw(name) is not None
-    }
+    arguments = {name: fields.raw(name) for name in TEMPLATE_FIELDS if name in fields}
     arguments |= fields.mapping("chat_template_kwargs")
+    choice = ToolChoice.read(fields.raw("tool_choice"))
     tools = read_tools(fields)
-    choice = fields.raw("tool_choice")
-    if choice == "required" and not tools:
-        raise invalid('constraint unsatisfiable: tool_choice is "required", but no tools are declared', "tool_choice")
+    schema = read_response_format(fields)
+    choices = read_choices(fields, alternatives if want_logprobs else None)
     return ChatRequest(
         model=model,
         messages=messages,
-        tools=[] if choice == "none" else tools,
+        media=media,
+        tools=[] if choice.mode == "none" else tools,
+        tool_choice=choice,
+        schema=schema,
+        one_call=not fields.boolean("parallel_tool_calls", True),
         template_arguments=arguments,
-        choices=read_choices(fields, alternatives if want_logprobs else None, *api.caller(request)),
+        choices=choices,
+        options=api.called(choices),
         want_logprobs=want_logprobs,
     )
 
@@ -140,145 +113,167 @@ async def chat_completions(api: Api) -> Response:
     fields = Fields.parse(await read_body())
     chat = read_chat(fields, api)
     served = await api.model(chat.model)
-    bodies = await served.render(chat.messages, chat.tools, chat.template_arguments)
-    provisional = chat.choices.stream and not chat.want_logprobs
-    options = attrs.evolve(chat.choices.options, provisional=provisional, tools=chat.tools)
-    started = await served.begin_all(bodies, [with_seed(options, i) for i in range(chat.choices.n)])
-    identity = f"chatcmpl-superfluid-{api.next_id()}"
-    replies = [Reply(served.tokenizer, chat.choices.stop_filter(), one.max_tokens) for one in started]
-    head = {"id": identity, "created": int(time.time()), "model": served.name, "system_fingerprint": FINGERPRINT}
+    refuse_media(served, chat.media)
+    check_tool_choice(chat.tool_choice, chat.tools)
+    line = AccessLine.of_request(served.name, chat.choices.stream)
+    running = api.run()
+    with refusals(served.name):
+        bodies = await served.render(chat.messages, chat.tools, chat.template_arguments)
+        options = _options(served, chat, bodies)
+        running.add(await served.begin_all(bodies, [with_seed(options, i) for i in range(chat.choices.n)]))
+    answer = ChatAnswer(api, chat, served, running, line)
     if chat.choices.stream:
-        return Response(_stream(api, head, chat, started, replies), headers=sse.HEADERS)
-    await collect(api, started, replies)
-    usage = usage_of(started, replies)
-    body = {
-        **head,
-        "object": "chat.completion",
-        "choices": [_choice(index, reply, chat.want_logprobs) for index, reply in enumerate(replies)],
-        "usage": usage.to_json(),
-    }
-    return json_response(body, headers={"x-superfluid-warm": str(usage.cached)})
+        if options.grammar is not None:
+            await running.admitted()
+        return Response(answer.stream(), headers=sse.HEADERS)
+    return await answer.whole()
 
 
-def _choice(index: int, reply: Reply, want_logprobs: bool) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(reply.content)}
-    reasoning = "".join(reply.reasoning)
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    if reply.calls:
-        message["tool_calls"] = reply.calls
-    choice = {"index": index, "finish_reason": reply.finish_reason, "message": message}
-    if want_logprobs:
-        choice["logprobs"] = {"content": reply.logprobs}
-    return choice
+def _options(served: Model, chat: ChatRequest, bodies: list[Body]) -> GenerateOptions:
+    grammar = None
+    if chat.tool_choice.forced:
+        grammar = forced_call(served.codec, chat.tool_choice, chat.tools)
+    elif chat.schema is not None:
+        opener = bodies[-1].span if isinstance(bodies[-1], GenerationPrompt) else []
+        grammar = format_grammar(served.codec, chat.schema, opener)
+    provisional = chat.choices.stream and not chat.want_logprobs
+    return attrs.evolve(chat.options, provisional=provisional, tools=chat.tools, grammar=grammar)
 
 
 def usage_of(started: list[Started], replies: list[Reply]) -> Usage:
     """One choice's prompt, the sum of the completions, the largest warm prefix."""
-    ends = [reply.ended for reply in replies if reply.ended is not None]
     return Usage(
         prompt=started[0].prompt_tokens,
-        completion=sum(end.tokens_generated for end in ends),
-        cached=max((end.warm_prefix for end in ends), default=0),
+        completion=sum(reply.tokens for reply in replies),
+        cached=max((reply.ended.warm_prefix for reply in replies if reply.ended is not None), default=0),
     )
 
 
-async def _stream(
-    api: Api, head: dict[str, Any], chat: ChatRequest, started: list[Started], replies: list[Reply]
-) -> AsyncIterator[bytes]:
-    """The chunks of all choices; the last chunk of the last choice carries the usage."""
-    head = {**head, "object": "chat.completion.chunk"}
-    prompt = started[0].prompt_tokens
-    produced = 0
+class ChatAnswer:
+    """The answer to one chat request, whole or streamed."""
 
-    def chunk(index: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
-        choice = {"index": index, "finish_reason": finish, "delta": delta}
-        logprobs = more.pop("logprobs", None)
-        if logprobs is not None:
-            choice["logprobs"] = {"content": logprobs}
-        return sse.event({**head, "choices": [choice], **more})
+    def __init__(self, api: Api, chat: ChatRequest, served: Model, running: Running, line: AccessLine) -> None:
+        self._chat = chat
+        self._tokenizer = served.tokenizer
+        self.running = running
+        self._line = line
+        self._replies = [
+            Reply(
+                served.tokenizer,
+                chat.choices.stop_filter(),
+                one.max_tokens,
+                want_logprobs=chat.want_logprobs,
+                calls_as_text=chat.tool_choice.mode == "none",
+                one_call=chat.one_call,
+            )
+            for one in running.started
+        ]
+        self._head = {
+            "id": f"chatcmpl-superfluid-{api.next_id()}",
+            "object": "chat.completion.chunk" if chat.choices.stream else "chat.completion",
+            "created": int(time.time()),
+            "model": served.name,
+            "system_fingerprint": FINGERPRINT,
+        }
 
-    def running() -> dict[str, Any]:
-        if not chat.choices.continuous_usage:
-            return {}
-        return {"usage": {"prompt_tokens": prompt, "completion_tokens": produced, "total_tokens": prompt + produced}}
+    def _usage(self) -> Usage:
+        return usage_of(self.running.started, self._replies)
 
-    yield b"".join(chunk(index, {"role": "assistant"}) for index in range(len(started)))
-    async with merge(api, started) as merged:
-        async for batch in sse.with_silences(merged):
-            if batch is None:
-                yield sse.COMMENT
-                continue
-            out: list[bytes] = []
-            for index, item in batch:
-                reply = replies[index]
-                if isinstance(item, Provisional):
-                    produced += item.n_tokens
-                    if item.channel == Channel.TEXT:
-                        ready = reply.text(item.text)
-                        if ready:
-                            out.append(chunk(index, {"content": ready}, **running()))
-                    elif not reply.stopped:
-                        reply.reasoning.append(item.text)
-                        out.append(chunk(index, {"reasoning_content": item.text}, **running()))
-                elif isinstance(item, Committed):
-                    out += _committed(chunk, index, item, reply, chat.want_logprobs)
-                else:
-                    out += _ended(chunk, index, item, reply)
-                    if reply.ended is None:  # an error frame went out: the stream is over
-                        yield b"".join([*out, sse.DONE])
-                        return
-                if reply.stopped:
-                    merged.stop(index)
-            if all(reply.ended is not None for reply in replies):
-                out.append(_last(chunk, started, replies))
-            if out:
-                yield b"".join(out)
-    yield sse.DONE
+    def _write_line(self, status: int, finish: str) -> None:
+        ends = [reply.ended for reply in self._replies if reply.ended is not None]
+        self._line.write(status, self._usage(), ends, finish)
 
+    # ---- whole
 
-def _committed(chunk: Any, index: int, item: Committed, reply: Reply, want_logprobs: bool) -> list[bytes]:
-    """What a commit adds to what streamed ahead of it: calls, and all of it when logprobs were asked for."""
-    out: list[bytes] = []
-    start = 0
-    for event in item.events:
-        body = event.body
-        if isinstance(body, Generated):
-            if not want_logprobs:
-                continue
-            before = len(reply.logprobs)
-            span = (item.logprobs or [])[start : start + len(body.span)]
-            start += len(body.span)
-            shown = "".join(reply.content), len(reply.reasoning)
-            reply.take([event], span)
-            text = "".join(reply.content)[len(shown[0]) :]
-            if text or len(reply.logprobs) > before:
-                out.append(chunk(index, {"content": text}, logprobs=reply.logprobs[before:]))
-            out += [chunk(index, {"reasoning_content": text}) for text in reply.reasoning[shown[1] :]]
-            continue
-        known = len(reply.content)
-        call = reply.take_call(event)
-        if call is not None:
-            opening = {**call, "function": {"name": call["function"]["name"], "arguments": ""}}
-            rest = {"index": call["index"], "function": {"arguments": call["function"]["arguments"]}}
-            out += [chunk(index, {"tool_calls": [opening]}), chunk(index, {"tool_calls": [rest]})]
-        out += [chunk(index, {"content": text}) for text in reply.content[known:] if text]
-    return out
+    async def whole(self) -> Response:
+        try:
+            async for batch in self.running:
+                for index, item in batch or ():
+                    reply = self._replies[index]
+                    reply.take(item)
+                    if reply.complete:
+                        self.running.stop(index)
+        except ApiError as error:
+            self._write_line(error.status, "error")
+            raise
+        finally:
+            self._write_line(LEFT if any(reply.ended is None for reply in self._replies) else 200, self._finish())
+        usage = self._usage()
+        choices = [self._choice(index, reply) for index, reply in enumerate(self._replies)]
+        body = {**self._head, "choices": choices, "usage": usage.to_json()}
+        return json_response(body, headers={"x-superfluid-warm": str(usage.cached)})
 
+    def _finish(self) -> str:
+        first = self._replies[0]
+        return "cancelled" if first.ended is None else first.finish_reason
 
-def _ended(chunk: Any, index: int, item: Ended, reply: Reply) -> list[bytes]:
-    try:
-        rest = reply.end(item)
-    except ApiError as error:
-        reply.ended = None
-        return [sse.event(error.frame())]
-    return [chunk(index, {"content": rest})] if rest else []
+    def _choice(self, index: int, reply: Reply) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text}
+        reasoning = "".join(reply.reasoning)
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if reply.calls:
+            message["tool_calls"] = reply.calls
+        choice = {"index": index, "finish_reason": reply.finish_reason, "message": message}
+        if self._chat.want_logprobs:
+            choice["logprobs"] = {"content": chat_logprobs(self._tokenizer, reply.logprobs)}
+        return choice
 
+    # ---- streamed
 
-def _last(chunk: Any, started: list[Started], replies: list[Reply]) -> bytes:
-    usage = usage_of(started, replies)
-    more = {"usage": usage.to_json(), "superfluid": {"warm": usage.cached}}
-    last = len(replies) - 1
-    return b"".join(
-        chunk(index, {}, reply.finish_reason, **(more if index == last else {})) for index, reply in enumerate(replies)
-    )
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The chunks of all choices; the last chunk of the last choice carries the usage."""
+        chunks = sse.Chunks(self._head)
+        try:
+            yield b"".join(
+                chunks.chunk({"index": index, "finish_reason": None, "delta": {"role": "assistant"}})
+                for index in range(len(self._replies))
+            )
+            async for batch in self.running:
+                out = [sse.COMMENT] if batch is None else []
+                try:
+                    for index, item in batch or ():
+                        reply = self._replies[index]
+                        out += [self._chunk(chunks, index, delta) for delta in reply.take(item)]
+                        if reply.complete:
+                            self.running.stop(index)
+                except ApiError as error:
+                    self._write_line(error.status, "error")
+                    yield b"".join([*out, sse.event(error.frame()), sse.DONE])
+                    return
+                if out:
+                    yield b"".join(out)
+            self._write_line(200, self._finish())
+            yield self._last(chunks)
+        finally:
+            self._write_line(200, "cancelled")
+
+    def _chunk(self, chunks: sse.Chunks, index: int, delta: Delta) -> bytes:
+        continuous = self._chat.choices.continuous_usage and delta.call is None
+        if delta.call is None and delta.logprobs is None and not continuous:
+            return chunks.delta(index, delta.name, delta.text)
+        value = delta.text if delta.call is None else [delta.call]
+        choice: dict[str, Any] = {"index": index, "finish_reason": None, "delta": {delta.name: value}}
+        if delta.logprobs is not None:
+            choice["logprobs"] = {"content": chat_logprobs(self._tokenizer, delta.logprobs)}
+        if not continuous:
+            return chunks.chunk(choice)
+        usage = self._usage()
+        return chunks.chunk(
+            choice,
+            usage={
+                "prompt_tokens": usage.prompt,
+                "completion_tokens": usage.completion,
+                "total_tokens": usage.prompt + usage.completion,
+            },
+        )
+
+    def _last(self, chunks: sse.Chunks) -> bytes:
+        usage = self._usage()
+        members = {"usage": usage.to_json(), "superfluid": {"warm": usage.cached}}
+        out: list[bytes] = []
+        for index, reply in enumerate(self._replies):
+            choice = {"index": index, "finish_reason": reply.finish_reason, "delta": {}}
+            last = index == len(self._replies) - 1
+            out.append(chunks.chunk(choice, **(members if last else {})))
+        return b"".join([*out, sse.DONE])

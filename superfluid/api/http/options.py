@@ -49,8 +49,8 @@ def read_sampling(fields: Fields) -> SamplingRequest:
     )
 
 
-def read_choices(fields: Fields, logprobs: int | None, klass: int, client: str, batch_invariant: bool) -> Choices:
-    """Everything but the prompt and the constraints. Raises ApiError 400 naming the field that is wrong."""
+def read_choices(fields: Fields, logprobs: int | None) -> Choices:
+    """Everything but the prompt, the constraints and the caller. Raises ApiError 400 naming the field that is wrong."""
     count = fields.integer("n", 0, U32, 1)
     if count > MAX_CHOICES:
         raise invalid("n must be between 1 and 128", "n")
@@ -62,9 +62,6 @@ def read_choices(fields: Fields, logprobs: int | None, klass: int, client: str, 
         ignore_eos=fields.boolean("ignore_eos"),
         logprobs=logprobs,
         logit_bias=logit_bias(fields),
-        klass=klass,
-        client=client,
-        batch_invariant=batch_invariant,
     )
     return Choices(
         options=options,

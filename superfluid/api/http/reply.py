@@ -1,15 +1,20 @@
-"""A reply as it is assembled from a generation's events: text, reasoning, calls, logprobs, and why it ended."""
+"""A reply as it is made from a generation's items: text, reasoning, calls, logprobs, and why it ended."""
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
-from superfluid.api.http.errors import SERVER, ApiError
+from superfluid.api.http.refusals import ended_with_error
+from superfluid.codec.conversation import compact
 from superfluid.codec.stops import StopStrings
 from superfluid.codec.tokenizer import Tokenizer
 from superfluid.link.events import Channel, Event, Finish, Generated, ToolParseFailure, ToolUse
-from superfluid.scheduler.generation import Ended, TokenLogprob
+from superfluid.scheduler.generation import Committed, Ended, Item, Provisional, TokenLogprob
+
+IMPOSSIBLE = -9999.0  # what stands in JSON for a log probability of minus infinity
 
 
 @attrs.frozen
@@ -27,81 +32,155 @@ class Usage:
         }
 
 
+@attrs.frozen
+class Delta:
+    """What an item adds to a reply: a text of `content` or `reasoning_content`, or one of `tool_calls`."""
+
+    name: str
+    text: str = ""
+    call: dict[str, Any] | None = None
+    logprobs: list[TokenLogprob] | None = None
+
+
 @attrs.define
 class Reply:
-    """One choice. Feed it committed events; `stopped` turns true at a stop string, and the caller cancels the lane."""
+    """One choice. Give it every item of its generation; `complete` turns true when its lane need not go on.
+
+    Text comes ahead of its commit (then the commits only add what was not shown yet), or with its logprobs at the
+    commit. `calls_as_text`: tool_choice none. `one_call`: parallel_tool_calls false.
+    """
 
     tokenizer: Tokenizer
     stops: StopStrings
     max_tokens: int
+    want_logprobs: bool = False
+    calls_as_text: bool = False
+    one_call: bool = False
     content: list[str] = attrs.Factory(list)
     reasoning: list[str] = attrs.Factory(list)
+    unread: list[str] = attrs.Factory(list)
     calls: list[dict[str, Any]] = attrs.Factory(list)
-    logprobs: list[dict[str, Any]] = attrs.Factory(list)
-    broken_call: bool = False
-    stopped: bool = False
+    logprobs: list[TokenLogprob] = attrs.Factory(list)
+    tokens: int = 0
+    complete: bool = False
     ended: Ended | None = None
+    _ahead: list[int] = attrs.Factory(lambda: [0, 0, 0])  # characters shown per channel that are not committed yet
+    _counted: int = 0  # of `tokens`, those that are committed
+    _waiting: deque[tuple[int, TokenLogprob]] = attrs.Factory(deque)  # by where in the text each token begins
+    _drawn: int = 0  # bytes of text that tokens stand for
+    _shown: int = 0  # bytes of text that were shown
 
-    def text(self, text: str) -> str:
-        """Take text of the text channel; what of it may be shown now (a tail that may begin a stop waits)."""
-        if self.stopped:
-            return ""
-        ready, hit = self.stops.feed(text)
-        self.stopped = hit
-        self.content.append(ready)
-        return ready
+    def take(self, item: Item) -> list[Delta]:
+        """What `item` adds. Raises ApiError when the generation failed."""
+        if isinstance(item, Provisional):
+            self.tokens += item.n_tokens
+            self._ahead[item.channel] += len(item.text)
+            return self._text(item.channel, item.text)
+        if isinstance(item, Committed):
+            return self._commit(item.events, item.logprobs)
+        self.ended = item
+        if item.reason is not None and not self.complete:
+            raise ended_with_error(item)
+        self.tokens = item.tokens_generated
+        return [] if self.complete else self._content(self.stops.flush(), last=True)
 
-    def take(self, events: Sequence[Event], logprobs: Sequence[TokenLogprob] | None = None) -> None:
-        """Take committed events, whole (the non-streamed path)."""
+    def _commit(self, events: Sequence[Event], logprobs: Sequence[TokenLogprob]) -> list[Delta]:
+        deltas: list[Delta] = []
         start = 0
         for event in events:
             body = event.body
             if isinstance(body, Generated):
-                span = logprobs[start : start + len(body.span)] if logprobs is not None else []
+                span = logprobs[start : start + len(body.span)]
                 start += len(body.span)
-                if body.channel == Channel.TEXT:
-                    if not self.stopped:
-                        self.logprobs += content_logprobs(self.tokenizer, span)
-                    self.text(body.text)
-                elif body.channel == Channel.REASONING and not self.stopped:
-                    self.reasoning.append(body.text)
-            else:
-                self.take_call(event)
+                self._counted += len(body.span)
+                self.tokens = max(self.tokens, self._counted)
+                if self._in_text(body.channel):
+                    self._await(span)
+                deltas += self._text(body.channel, self._unshown(body))
+            elif isinstance(body, ToolUse | ToolParseFailure) and not self.complete:
+                deltas += self._call(event)
+        return deltas
 
-    def take_call(self, event: Event) -> dict[str, Any] | None:
-        """Take a ToolUse (the entry it becomes) or a ToolParseFailure (its raw text goes to content)."""
+    def _in_text(self, channel: int) -> bool:
+        return channel == Channel.TEXT
+
+    def _unshown(self, body: Generated) -> str:
+        """A committed text without what was shown ahead of it."""
+        ahead = self._ahead[body.channel]
+        known = min(ahead, len(body.text))
+        self._ahead[body.channel] = ahead - known
+        return body.text[known:]
+
+    def _text(self, channel: int, text: str) -> list[Delta]:
+        if self.complete:
+            return []
+        if self._in_text(channel):
+            ready, hit = self.stops.feed(text)
+            deltas = self._content(ready)
+            self.complete = hit
+            return deltas
+        if channel == Channel.REASONING and text:
+            self.reasoning.append(text)
+            return [Delta("reasoning_content", text)]
+        return []
+
+    def _content(self, text: str, last: bool = False) -> list[Delta]:
+        logprobs = self._due(text, last) if self.want_logprobs else None
+        if not text and not logprobs:
+            return []
+        self.content.append(text)
+        return [Delta("content", text, logprobs=logprobs)]
+
+    def _call(self, event: Event) -> list[Delta]:
         body = event.body
-        if isinstance(body, ToolUse) and not self.stopped:
-            call = {
-                "index": len(self.calls),
-                "id": f"call_{event.event_id}",
-                "type": "function",
-                "function": {"name": body.name, "arguments": body.arguments},
-            }
-            self.calls.append(call)
-            return call
-        if isinstance(body, ToolParseFailure) and not self.stopped:
-            self.content.append(body.raw)
-        return None
+        if isinstance(body, ToolParseFailure):
+            self.unread.append(body.raw)
+            return [Delta("content", body.raw)]
+        assert isinstance(body, ToolUse)
+        if self.calls_as_text:
+            text = '{"name":%s,"arguments":%s}' % (compact(body.name), body.arguments)  # noqa: UP031
+            self.unread.append(text)
+            return [Delta("content", text)]
+        call = {
+            "index": len(self.calls),
+            "id": f"call_{event.event_id}",
+            "type": "function",
+            "function": {"name": body.name, "arguments": body.arguments},
+        }
+        self.calls.append(call)
+        self.complete = self.one_call
+        return [Delta("tool_calls", call=call)]
 
-    def end(self, ended: Ended) -> str:
-        """The generation is over; the text that was held back for a stop string. Raises ApiError 500 on an error."""
-        self.ended = ended
-        if ended.reason is not None:
-            raise generation_error(ended)
-        if self.stopped:
-            return ""
-        rest = self.stops.flush()
-        self.content.append(rest)
-        return rest
+    # ---- logprobs: each with the text that its token stands for
+
+    def _await(self, span: Sequence[TokenLogprob]) -> None:
+        if self.complete:
+            return
+        for entry in span:
+            self._waiting.append((self._drawn, entry))
+            self._drawn += len(self.tokenizer.token_bytes(entry.token))
+
+    def _due(self, text: str, last: bool) -> list[TokenLogprob]:
+        """The tokens whose text begins in what is shown by now; all of them at the end."""
+        self._shown += len(text.encode())
+        due: list[TokenLogprob] = []
+        while self._waiting and (last or self._waiting[0][0] < self._shown):
+            due.append(self._waiting.popleft()[1])
+        self.logprobs += due
+        return due
+
+    # ---- the whole
+
+    @property
+    def text(self) -> str:
+        """All content: the text, then calls that were not read."""
+        return "".join(self.content) + "".join(self.unread)
 
     @property
     def finish_reason(self) -> str:
         """stop, length or tool_calls (spec: codec_tools, answers)."""
         assert self.ended is not None
-        if self.broken_call:
-            return "length"
-        if self.stopped:
+        if self.stops.hit:
             return "stop"
         finish = self.ended.finish
         cut = finish not in (Finish.EOS, Finish.CANCELLED) and self.ended.tokens_generated >= self.max_tokens
@@ -110,23 +189,22 @@ class Reply:
         return "tool_calls" if self.calls else "stop"
 
 
-def generation_error(ended: Ended) -> ApiError:
-    """What a generation that failed after it was admitted becomes."""
-    return ApiError(500, str(ended.reason), kind=SERVER)
+def number(logprob: float) -> float:
+    """A log probability as JSON can carry it."""
+    return logprob if math.isfinite(logprob) else IMPOSSIBLE
 
 
-def content_logprobs(tokenizer: Tokenizer, span: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """OpenAI's logprobs entries of text tokens; markers (tokens without bytes) have none."""
+def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """The logprobs of chat content; `bytes` are a token's own, though it be a part of a character."""
     return [
         {
-            **token_logprob(tokenizer, entry.token, entry.logprob),
-            "top_logprobs": [token_logprob(tokenizer, token, value) for token, value in entry.top],
+            **_chat_logprob(tokenizer, entry.token, entry.logprob),
+            "top_logprobs": [_chat_logprob(tokenizer, token, value) for token, value in entry.top],
         }
-        for entry in span
-        if tokenizer.token_bytes(entry.token)
+        for entry in entries
     ]
 
 
-def token_logprob(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
+def _chat_logprob(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
     raw = tokenizer.token_bytes(token)
-    return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
+    return {"token": raw.decode(errors="replace"), "logprob": number(logprob), "bytes": list(raw)}

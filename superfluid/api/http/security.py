@@ -57,8 +57,7 @@ class Access:
             self._check_host(host_name(host), host)
         if origin is None:
             return
-        parts = urlsplit(origin)
-        if is_loopback(host_name(parts.netloc)):
+        if is_loopback(host_name(_authority(origin))):
             return
         same = host is not None and _normal_origin(origin) in {
             _normal_origin(f"{scheme}://{host}"),
@@ -103,13 +102,20 @@ def _refused(message: str) -> ApiError:
     return ApiError(403, message, kind="permission_error", code="origin_refused")
 
 
-def _normal_origin(origin: str) -> tuple[str, str | None, int | None]:
-    parts = urlsplit(origin)
-    default = {"http": 80, "https": 443}.get(parts.scheme.lower())
+def _authority(origin: str) -> str:
     try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
+
+
+def _normal_origin(origin: str) -> tuple[str, str | None, int | None]:
+    try:
+        parts = urlsplit(origin)
         port = parts.port
     except ValueError:
-        return ("", None, None)
+        return "", None, None
+    default = {"http": 80, "https": 443}.get(parts.scheme.lower())
     return parts.scheme.lower(), parts.hostname, port or default
 
 

@@ -1,14 +1,9 @@
 """Server-sent events: one `data:` line of compact JSON per event, and a comment when nothing was said for a while."""
 
-from collections.abc import AsyncIterator
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
-import trio
 
-T = TypeVar("T")
-
-SILENCE = 15.0  # seconds without an event after which a comment shows that the stream lives
 COMMENT = b":\n\n"
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
@@ -19,17 +14,26 @@ def event(value: Any) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-async def with_silences(items: AsyncIterator[T]) -> AsyncIterator[T | None]:
-    """`items`, with a none after every `SILENCE` seconds without one (the route then sends `COMMENT`).
+class Chunks:
+    """The chunks of one streamed answer: what they have in common is encoded once.
 
-    The step of `items` is cancelled at each silence, so it must be one that loses nothing when cancelled: a receive
-    from a channel.
+    `head` are the members before `choices`; each chunk has one choice.
     """
-    while True:
-        item: T | None = None
-        with trio.move_on_after(SILENCE):
-            try:
-                item = await anext(items)
-            except StopAsyncIteration:
-                return
-        yield item
+
+    def __init__(self, head: dict[str, Any]) -> None:
+        self._lead = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+        self._pieces: dict[tuple[int, str], bytes] = {}
+
+    def chunk(self, choice: dict[str, Any], **members: Any) -> bytes:
+        """Any chunk; `members` follow the choices."""
+        tail = b"]," + orjson.dumps(members)[1:] if members else b"]}"
+        return self._lead + orjson.dumps(choice) + tail + b"\n\n"
+
+    def delta(self, index: int, name: str, text: str) -> bytes:
+        """A chunk whose delta is one text: what a stream mostly is."""
+        lead = self._pieces.get((index, name))
+        if lead is None:
+            lead = self._pieces[index, name] = self._lead + (
+                b'{"index":%d,"finish_reason":null,"delta":{"%b":' % (index, name.encode())
+            )
+        return lead + orjson.dumps(text) + b"}}]}\n\n"
