@@ -71,7 +71,8 @@ def seeds_at_lengths_that_cannot_be_served(new: New) -> None:
     d.publish(prompt)
     longer = [*prompt, *d.prompt(d.unit, salt=9)]
     unservable = Status.SeedUnservable
-    d.refuses(unservable, "no whole page", d.acquire, longer, n - 1)
+    if d.page > 1:
+        d.refuses(unservable, "no whole page", d.acquire, longer, n - 1)
     d.refuses(unservable, "longer than what is cached", d.acquire, longer, n + d.step)
     d.refuses(unservable, "longer than the span", d.acquire, prompt, n + d.step)
     d.refuses(unservable, "length 0", d.acquire, longer, 0)
