@@ -3,14 +3,17 @@
 import json
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import trio
 
+from superfluid.daemon.state_ops import StateOps
 from superfluid.link import linkw
 from superfluid.link.channel import AsyncChannel, decode_message
+from superfluid.link.codes import OpState
 from superfluid.link.envelope import EnvelopeError, Frame
 from superfluid.link.linkw import RING_IN, RING_LOGITS, RING_OUT
 from superfluid.link.postcard import PostcardError
@@ -18,6 +21,7 @@ from superfluid.scheduler.link import EngineRefused, LinkFault, WorkerGone
 from superfluid.shm.control import Control
 from superfluid.shm.descriptors import send_descriptor_async
 from superfluid.shm.ring import Ring
+from superfluid.shm.segment import Segment
 
 CONTROL_TAG = 0xC0
 CONTROL_BYTES = 64
@@ -33,7 +37,14 @@ class WorkerLink:
     Every request raises EngineRefused when the worker refuses it and WorkerGone when the worker is gone.
     """
 
-    def __init__(self, channel: AsyncChannel, hello: linkw.HelloAckW, rings: dict[int, Ring], control: Control) -> None:
+    def __init__(
+        self,
+        channel: AsyncChannel,
+        descriptors: trio.socket.SocketType,
+        hello: linkw.HelloAckW,
+        rings: dict[int, Ring],
+        control: Control,
+    ) -> None:
         self.hello = hello
         self.record: dict[str, Any] = read_record(hello.capabilities)
         self.control = control
@@ -47,7 +58,7 @@ class WorkerLink:
         self._replied = trio.Event()
         self._on_emit: OnLaneEmit | None = None
         self._gone: str | None = None
-        self._op_done: dict[int, linkw.StateOpDone] = {}
+        self._state_ops = StateOps(channel, descriptors)
         self._unanswered: list[object] = []  # sent ahead of the next request
 
     @classmethod
@@ -87,7 +98,7 @@ class WorkerLink:
             if isinstance(error, EnvelopeError | PostcardError | trio.BrokenResourceError | OSError):
                 raise WorkerGone(f"the link to the worker broke: {error}") from error
             raise
-        return cls(channel, hello, rings, control)
+        return cls(channel, fds, hello, rings, control)
 
     @property
     def window(self) -> int:
@@ -123,6 +134,7 @@ class WorkerLink:
         finally:
             self._gone = why
             self._replied.set()
+            self._state_ops.worker_gone(why)
         return why
 
     def _route(self, frame: Frame) -> None:
@@ -139,9 +151,12 @@ class WorkerLink:
             if self._on_emit is not None:
                 self._on_emit(message.lane_tag, message.tokens)
         elif isinstance(message, linkw.StateOpDone):
-            self._op_done[message.op_handle] = message
+            self._state_ops.ended(message)
 
-    async def _request(self, message: object, expected: type[M]) -> M:
+    async def _request(
+        self, message: object, expected: type[M], before: Callable[[], Awaitable[None]] | None = None
+    ) -> M:
+        """Send a request, right after what `before` sends, and wait for its reply."""
         async with self._requests:
             if self._gone is not None:
                 raise WorkerGone(self._gone)
@@ -151,9 +166,11 @@ class WorkerLink:
             try:
                 for unanswered in ahead:
                     await self._channel.send(unanswered)
+                if before is not None:
+                    await before()
                 self._awaited = self._channel.next_seq  # set first: the reply may be read before `send` returns
                 await self._channel.send(message)
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
                 raise WorkerGone("the worker closed its link") from error
             with trio.CancelScope(shield=True):  # a reply left unread would answer the next request
                 await self._replied.wait()
@@ -219,11 +236,42 @@ class WorkerLink:
         assert isinstance(result, linkw.StateSyncErr)
         raise EngineRefused(result.status)
 
+    async def state_op(self, segment: Segment, make: Callable[[int], linkw.StateOp]) -> int:
+        """Run the state operation that `make` makes of a buffer's id, with `segment` lent as that buffer, to its end.
+
+        The bytes it moved. Raises EngineRefused when it is rejected, fails or is cancelled. A task that is cancelled
+        while it waits has the operation cancelled too.
+        """
+        ops = self._state_ops
+        buf_id = ops.new_buffer()
+        try:
+            reply = await self._request(
+                linkw.StateOpSubmit(make(buf_id)), linkw.StateOpReply, before=partial(ops.attach, buf_id, segment)
+            )
+            if isinstance(reply, linkw.StateOpRejected):
+                raise EngineRefused(reply.status)
+            assert isinstance(reply, linkw.StateOpAccepted)
+            try:
+                done = await ops.wait(reply.op_handle)
+            except trio.Cancelled:
+                self._unanswered.append(linkw.OpCancel(reply.op_handle))
+                raise
+        finally:
+            self._unanswered.append(linkw.BufRelease(buf_id))
+        if done.state != OpState.DONE:
+            raise EngineRefused(signed(done.error), "the state operation failed")
+        return done.bytes_moved
+
     def close(self) -> None:
         """Unmap the shared memory; the sockets belong to the process's host."""
         for ring in self._rings.values():
             ring.close()
         self.control.close()
+
+
+def signed(code: int) -> int:
+    """A status code that travelled as a u32."""
+    return code - (1 << 32) if code >= 1 << 31 else code
 
 
 def read_record(text: str) -> dict[str, Any]:

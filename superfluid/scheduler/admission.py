@@ -2,6 +2,7 @@
 
 import struct
 from copy import copy
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -13,7 +14,7 @@ from superfluid.link.codes import PARAM_IGNORE_EOS, Sampling
 from superfluid.link.events import Finish
 from superfluid.observe.metrics import ModelMetrics
 from superfluid.scheduler.generation import Failure, Job
-from superfluid.scheduler.lanes import Lane, Ticket
+from superfluid.scheduler.lanes import Lane, Source, Ticket
 from superfluid.scheduler.link import EngineLink, EngineRefused, LinkFault, Record, status_name
 from superfluid.scheduler.seeds import Spaces
 
@@ -43,6 +44,24 @@ class NotAdmitted(Exception):
         self.finish, self.code, self.reason, self.expired = finish, code, reason, expired
 
 
+class NotYet(Exception):
+    """A ticket waits for the file of a state that it is to start from."""
+
+
+@attrs.frozen
+class Restored:
+    """A kept state is in the engine again: in its cache, or with `seed` as a seed of `length` tokens."""
+
+    source: Source
+    seed: int = 0
+    length: int = 0
+
+
+class KeeperLike(Protocol):
+    async def warm(self, worker: "Worker", ticket: Ticket, offer: int) -> Restored | None:
+        """Bring back a kept state that is better than the cache's `offer` tokens. Raises NotYet, WorkerGone."""
+
+
 @attrs.define(eq=False)
 class Worker:
     """One connected worker as the scheduler sees it."""
@@ -51,16 +70,17 @@ class Worker:
     record: Record
     spaces: Spaces
     max_lanes: int
+    keeper: KeeperLike | None = None
     staged: int = 0  # inbound slots written since the last tick read them
 
     @classmethod
-    def open(cls, link: EngineLink, max_batch: int) -> "Worker":
+    def open(cls, link: EngineLink, max_batch: int, keeper: KeeperLike | None = None) -> "Worker":
         record = Record.read(link.record)
         bounds = [max_batch, link.out_slots]
         if record.max_seqs:
             bounds.append(record.max_seqs)
         spaces = Spaces(link.hello.state_space_descriptors, record.rollback)
-        return cls(link, record, spaces, max(1, min(bounds)))
+        return cls(link, record, spaces, max(1, min(bounds)), keeper)
 
     def lane_limit(self, max_batch: int) -> str | None:
         """Why there are fewer lanes than were asked for; none when there are not."""
@@ -84,7 +104,7 @@ class Worker:
     async def place(self, ticket: Ticket, tag: int) -> Lane:
         """Make a ticket's lane: check it, stage its prompt, take a seed and its grammar and bias.
 
-        Raises NotAdmitted when the ticket ends here; WorkerGone.
+        Raises NotAdmitted when the ticket ends here, NotYet when it waits for a file; WorkerGone.
         """
         job = ticket.job
         now = trio.current_time()
@@ -102,10 +122,15 @@ class Worker:
             raise NotAdmitted(Finish.LENGTH)
         replay = len(ticket.produced)
         span = self.stage(stream)
-        grammar, bias = await self._constraints(job)
-        seed, seeded = 0, 0
+        seed, seeded, source = 0, 0, None
         if not ticket.cold and not job.batch_invariant:
-            seed, seeded = await self._seed(span, len(stream), replay)
+            seed, seeded, source = await self._seed(ticket, span, len(stream), replay)
+        try:
+            grammar, bias = await self._constraints(job)
+        except NotAdmitted:
+            if seed:
+                self.link.seed_release(seed)
+            raise
         prefill_end = max(len(stream) - replay, seeded)
         return Lane(
             tag,
@@ -120,6 +145,7 @@ class Worker:
             prompt=span,
             seed=seed,
             seeded=seeded,
+            restored=source,
             grammar=grammar,
             bias=bias,
             placed_at=now,
@@ -133,22 +159,33 @@ class Worker:
             metrics.warm_prefix_tokens_total += lane.seeded
         else:
             metrics.cold_admissions_total += 1
+        metrics.resumes_total += lane.restored is Source.PARK
+        metrics.disk_seeds_total += lane.restored is Source.DISK
         ticket = lane.ticket
         if ticket.warm_prefix is None:
             ticket.warm_prefix = lane.seeded
             ticket.admitted_at = lane.placed_at
 
-    async def _seed(self, span: linkw.TokenRef, length: int, replay: int) -> tuple[int, int]:
-        """Take a seed for a staged prompt: (handle, tokens), zeros when the lane starts cold."""
-        if self.spaces.unservable or not self.spaces.cached or length <= self.spaces.page:
-            return 0, 0
+    async def _seed(
+        self, ticket: Ticket, span: linkw.TokenRef, length: int, replay: int
+    ) -> tuple[int, int, Source | None]:
+        """Take a seed for a staged prompt: (handle, tokens, where a kept state came from), zeros for a cold start."""
+        spaces = self.spaces
+        if spaces.unservable or length <= spaces.page:
+            return 0, 0, None
         try:
-            seeded = self.spaces.seed_length(await self.link.match(span), length, replay)
-            if seeded:
-                return (await self.link.seed_acquire(span, seeded)).seed_handle, seeded
+            offer = spaces.seed_length(await self.link.match(span), length, replay) if spaces.cached else 0
+            restored = await self.keeper.warm(self, ticket, offer) if self.keeper is not None else None
+            if restored is not None and restored.seed:
+                return restored.seed, restored.length, restored.source
+            if restored is not None:
+                offer = spaces.seed_length(await self.link.match(span), length, replay)
+            if offer:
+                seed = await self.link.seed_acquire(span, offer)
+                return seed.seed_handle, offer, None if restored is None else restored.source
         except (EngineRefused, LinkFault):
             pass  # a cache is never needed: the prompt is prefilled
-        return 0, 0
+        return 0, 0, None
 
     async def _constraints(self, job: Job) -> tuple[int, int]:
         """Make a job's grammar and bias on the worker: their handles, 0 for none. Raises NotAdmitted."""

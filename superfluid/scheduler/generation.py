@@ -62,7 +62,8 @@ class Job:
     `deadline` is absolute, in seconds of the trio clock. `grammar` is ("schema" | "structural", text). `logprobs` is
     the number of alternatives per token, none for no logprobs. `open_call` is the text of a tool call that the turn
     left open. `turn_point` is where a chat's input ends in the stream, before the opener. A job without a session,
-    or a raw one, writes nothing to the log.
+    or a raw one, writes nothing to the log. `native`: its session is one of the session API's, which are resumed by
+    id; `seed_chosen`: the client chose the seed.
     """
 
     session: int | None
@@ -84,6 +85,8 @@ class Job:
     deadline: float | None = None
     batch_invariant: bool = False
     raw: bool = False
+    native: bool = False
+    seed_chosen: bool = False
     tools: list[dict[str, Any]] = attrs.Factory(list)
 
     @property

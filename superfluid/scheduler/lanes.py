@@ -1,6 +1,7 @@
 """Lanes and tickets: a ticket is a job's way through the scheduler, a lane its place in the engine."""
 
 from collections.abc import Sequence
+from enum import Enum
 
 import attrs
 import numpy as np
@@ -13,6 +14,15 @@ from superfluid.scheduler.generation import CodecLike, Ended, Generation, Job
 from superfluid.scheduler.planner import PlannedLane
 
 TOOL_CALL = 2
+
+
+class Source(Enum):
+    """Where the state came from that a lane started from, when it was not in the engine's own cache."""
+
+    PARK = 0
+    DISK = 1
+
+
 LEAST_TOKEN_SECONDS = 0.001
 """Under this per token a decode rate says nothing."""
 
@@ -34,6 +44,8 @@ class Ticket:
     cancelled: bool = False
     failure: tuple[str, str] | None = None  # (code, reason): its records could not be kept
     over: bool = False  # its end is on its way
+    parked: bool = False  # a lane of it was
+    given_up: bool = False  # the engine did not take a kept state of it
     warm_prefix: int | None = None
     shares: dict[int, int] = attrs.Factory(dict)  # lane tag: ids its prompt has in common with this stream
     channel: int = 0
@@ -187,6 +199,9 @@ class Lane(PlannedLane):
     reason: str | None = None
     published: int = 0  # prompt tokens a copy of this lane was published under
     unshared: bool = False  # a copy of it failed
+    kept: bool = False  # what becomes of its state beside the engine's cache is decided
+    publish: bool = True  # its retire leaves the state in the engine's cache
+    restored: Source | None = None
     streamed: list[int] = attrs.Factory(list)  # shown in the tick under way, not yet in its result
 
     def stop(self, finish: int, code: str | None = None, reason: str | None = None) -> None:

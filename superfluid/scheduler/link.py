@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from superfluid.link import linkw
 from superfluid.link.codes import Status as Status, status_name as status_name
+from superfluid.shm.segment import Segment
 
 OnEmit = Callable[[int, list[int]], None]
 """Takes a lane's tag and the tokens it has just made, while its tick still runs. Must not block."""
@@ -43,6 +44,8 @@ class Record:
     tick_yield: bool = False
     rollback: bool = True
     shared_prefix_seed: bool = True
+    park_lossless: bool = True
+    park_lossy: bool = True
 
     @classmethod
     def read(cls, record: dict[str, Any]) -> "Record":
@@ -57,6 +60,8 @@ class Record:
             tick_yield=leaf("serving", "tick_yield") is True,
             rollback=not refused(leaf("state", "rollback")),
             shared_prefix_seed=not refused(leaf("state", "shared_prefix_seed")),
+            park_lossless=not refused(leaf("serving", "park_lossless")),
+            park_lossy=not refused(leaf("serving", "park_lossy")),
         )
 
 
@@ -120,3 +125,9 @@ class EngineLink(Protocol):
 
     async def sync(self, request: linkw.StateSyncReq) -> linkw.StateSyncOk:
         """Raises EngineRefused."""
+
+    async def state_op(self, segment: Segment, make: Callable[[int], linkw.StateOp]) -> int:
+        """Run the state operation that `make` makes of a buffer's id, with `segment` as that buffer, to its end.
+
+        The bytes it moved. Raises EngineRefused when it is rejected or fails.
+        """

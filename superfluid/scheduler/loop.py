@@ -11,14 +11,16 @@ from superfluid.link import linkw
 from superfluid.link.codes import AdmitStatus, PlanFlag, Status, status_name
 from superfluid.link.events import Finish
 from superfluid.observe.metrics import ModelMetrics
-from superfluid.scheduler.admission import ContextExceeded, NotAdmitted, Worker, admit_of
+from superfluid.scheduler.admission import ContextExceeded, NotAdmitted, NotYet, Worker, admit_of
 from superfluid.scheduler.classes import Class
+from superfluid.scheduler.config import SchedulerConfig as SchedulerConfig, TickInFlight
 from superfluid.scheduler.generation import CodecLike, Failure, Generation, Job
 from superfluid.scheduler.harvest import Harvest, Yield
+from superfluid.scheduler.keeping import Keeper
 from superfluid.scheduler.lanes import Lane, Ticket
 from superfluid.scheduler.link import EngineLink, EngineRefused, LinkFault, WorkerGone
 from superfluid.scheduler.outbox import Batch, Outbox, StoreLike
-from superfluid.scheduler.planner import Plan, Settings, Situation, age, plan_tick, preemptible
+from superfluid.scheduler.planner import Plan, Situation, age, plan_tick, preemptible
 from superfluid.scheduler.queue import Queues
 from superfluid.scheduler.rates import ADAPTIVE_START, Rates, adapt_budget
 from superfluid.scheduler.shared import SharedPrefixes, Verdict
@@ -37,38 +39,20 @@ T = TypeVar("T")
 Sink = Callable[[int, str], None]
 
 
-@attrs.frozen
-class SchedulerConfig:
-    """Operator settings. `class_lanes` caps lanes per class; `settings` are the planner's."""
-
-    max_batch: int = 8
-    class_lanes: dict[Class, int] = attrs.Factory(dict)
-    settings: Settings = attrs.Factory(Settings)
-    preemption: bool = True
-
-
-@attrs.define
-class TickInFlight:
-    """The tick that runs now, for gauges and the monitor. `started` in seconds of the trio clock."""
-
-    started: float
-    target: float
-    lanes: int
-    prefill_tokens: int
-    prefill_lanes: int
-    decode_lanes: int
-    admits: int
-    retires: int
-
-
 class Scheduler:
     """Jobs in, generations out. Outlives its workers: `run` serves with one of them until it is gone.
 
-    `store` keeps the log, `codec` turns tokens to text, `metrics` counts.
+    `store` keeps the log, `codec` turns tokens to text, `metrics` counts, `keeper` keeps states of finished lanes.
     """
 
     def __init__(
-        self, store: StoreLike, codec: CodecLike, config: SchedulerConfig, metrics: ModelMetrics, name: str = ""
+        self,
+        store: StoreLike,
+        codec: CodecLike,
+        config: SchedulerConfig,
+        metrics: ModelMetrics,
+        name: str = "",
+        keeper: Keeper | None = None,
     ) -> None:
         self.name = name
         self.config = config
@@ -91,6 +75,9 @@ class Scheduler:
         self._worker: Worker | None = None
         self._window: int | None = None
         self._wake = trio.Event()
+        self._keeper = keeper
+        if keeper is not None:
+            keeper.attach(self.rates, lambda: self._wake.set())
         self._idle = trio.Event()
         self._idle.set()
         self._orders = 0
@@ -148,6 +135,8 @@ class Scheduler:
         self._orders += 1
         self._tickets[generation] = ticket
         self._queues.push(ticket)
+        if self._keeper is not None:
+            self._keeper.began(ticket)
         if job.klass.urgent:
             self._latency_until = trio.current_time() + LATENCY_LINGER
             self._raise_yield()
@@ -212,7 +201,7 @@ class Scheduler:
 
         Queued jobs stay for the next worker. What was staged in the log is still delivered.
         """
-        worker = self._worker = Worker.open(link, self.config.max_batch)
+        worker = self._worker = Worker.open(link, self.config.max_batch, self._keeper)
         self._window = link.window
         if (limit := worker.lane_limit(self.config.max_batch)) is not None:
             log.info("%s: %s", self.name or "scheduler", limit)
@@ -243,7 +232,7 @@ class Scheduler:
         shared = SharedPrefixes(worker, self.rates)
         latency = False
         while True:
-            if not (self._lanes or self._queues or self._side):
+            if not (self._lanes or self._side or any(not self._loading(ticket) for ticket in self._queues)):
                 self._gauges()
                 self._wake = trio.Event()
                 await self._wake.wait()
@@ -258,6 +247,8 @@ class Scheduler:
                 await self._side.run_due(worker.link, self.ticks, self.settings.starvation_ticks, self._better_work)
             if self._lanes:
                 await self._outbox.room()
+                if self._keeper is not None:
+                    await self._keeper.before_retire(worker, self._lanes)
                 shared.set_points(self._lanes, self._queues)
                 await self._tick(worker, latency)
                 await shared.checkpoint(self._lanes)
@@ -325,7 +316,7 @@ class Scheduler:
                 if ticket is None:
                     return
                 decision = shared.decide(ticket, self._lanes, self.ticks)
-                if decision.verdict is Verdict.HOLD:
+                if decision.verdict is Verdict.HOLD or self._loading(ticket):
                     held.append(ticket)
                     continue
                 try:
@@ -334,6 +325,8 @@ class Scheduler:
                     lane = await worker.place(ticket, self._tags + 1)
                 except NotAdmitted as end:
                     self._refuse(ticket, end)
+                except NotYet:
+                    held.append(ticket)
                 except BaseException:
                     self._queues.push_front(ticket)
                     raise
@@ -344,6 +337,10 @@ class Scheduler:
         finally:
             for ticket in reversed(held):
                 self._queues.push_front(ticket)
+
+    def _loading(self, ticket: Ticket) -> bool:
+        """Whether a ticket waits for the file of a state that it starts from."""
+        return self._keeper is not None and not ticket.cancelled and self._keeper.loading(ticket)
 
     def _refuse(self, ticket: Ticket, end: NotAdmitted) -> None:
         """End a ticket that did not become a lane; one that ran before leaves a record of its end."""
@@ -442,7 +439,7 @@ class Scheduler:
             [],
             [linkw.LanePrefill(lane.tag, offset, count) for lane, offset, count in plan.prefills],
             [linkw.LaneDecode(lane.tag, grant, overshoot) for lane, grant, overshoot in plan.decodes],
-            [linkw.LaneRetire(lane.tag, True) for lane in plan.retires],
+            [linkw.LaneRetire(lane.tag, lane.publish) for lane in plan.retires],
         )
 
     async def _submit(self, worker: Worker, plan: Plan[Lane], wire: linkw.TickPlan) -> linkw.TickEvents | None:
@@ -631,6 +628,8 @@ class Scheduler:
     def _forget(self, ticket: Ticket) -> None:
         """A ticket's end is about to be told: its session is free."""
         self._tickets.pop(ticket.generation, None)
+        if self._keeper is not None:
+            self._keeper.ended(ticket)
         session = ticket.job.session
         if session is not None and self._busy.get(session) is ticket:
             del self._busy[session]

@@ -13,20 +13,21 @@ from superfluid.engines.engine import EngineError
 from superfluid.engines.mock.config import RINGS, Knobs, MockConfig
 from superfluid.engines.mock.engine import MockEngine
 from superfluid.link import linkw
-from superfluid.link.codes import Status
+from superfluid.link.codes import OpState, Status
 from superfluid.link.events import Body, Event, Generated
 from superfluid.scheduler.generation import Job
 from superfluid.scheduler.link import EngineRefused, OnEmit, WorkerGone
 from superfluid.shm.control import Control
 from superfluid.shm.ring import Ring
+from superfluid.shm.segment import Segment
 
 
 class MockLink:
     """A worker in process: real rings and control words, and a MockEngine that runs each plan at once.
 
     Emits are handed on after the engine ran, a round at a time with a checkpoint between. `tick_s` is how long a
-    tick takes on the trio clock. `plans` are the accepted plans; `refuse_plan` answers a plan with a status code.
-    `die_at` kills the worker in that plan, after `emits_before_death` rounds were handed on.
+    tick takes on the trio clock, `op_s` a state operation. `plans` are the accepted plans; `refuse_plan` answers a
+    plan with a status code. `die_at` kills the worker in that plan, after `emits_before_death` rounds were handed on.
     """
 
     def __init__(self, config: MockConfig | None = None, knobs: Knobs | None = None) -> None:
@@ -46,6 +47,7 @@ class MockLink:
         self.events: list[linkw.TickEvents] = []
         self.requests: list[object] = []
         self.tick_s = 0.0
+        self.op_s = 0.0
         self.refuse_plan: Callable[[linkw.TickPlan], int] = lambda plan: Status.Ok
         self.on_plan: Callable[[linkw.TickPlan], None] = lambda plan: None
         self.die_at: int | None = None
@@ -148,7 +150,43 @@ class MockLink:
                 ids = self.rings[linkw.RING_IN].read_tokens(span)
                 self._ask(lambda: engine.unpublish(ids))
                 return linkw.UnpublishOk()
+            case linkw.CreateSequenceReq():
+                return linkw.CreateSequenceOk(self._ask(engine.create_sequence))
+            case linkw.AdoptSequenceReq(sequence, span):
+                ids = self.rings[linkw.RING_IN].read_tokens(span)
+                return linkw.AdoptSequenceOk(self._ask(lambda: engine.seed_adopt(sequence, ids)))
+            case linkw.SnapshotBoundaryReq(sequence, space, cap):
+                return linkw.SnapshotBoundaryOk(self._ask(lambda: engine.space_snapshot_boundary(sequence, space, cap)))
+            case linkw.ExportSizeReq(sequence, space, span, encoding):
+                sized = self._ask(lambda: engine.space_export_size(sequence, space, span.start, span.end, encoding))
+                return linkw.ExportSizeOk(*sized)
+            case linkw.CacheEvictReq(target, policy):
+                return linkw.CacheEvictOk(self._ask(lambda: engine.cache_evict(target, policy)))
         raise NotImplementedError(type(request).__name__)
+
+    async def state_op(self, segment: Segment, make: Callable[[int], linkw.StateOp]) -> int:
+        await self._alive()
+        op = make(1)
+        self.requests.append(op)
+        if self.op_s:
+            await trio.sleep(self.op_s)
+        engine = self.engine
+        with memoryview(segment.buf) as view:
+            match op:
+                case linkw.Snapshot(sequence, space, boundary, _, generation):
+                    self._ask(lambda: engine.space_snapshot(sequence, space, boundary, view, generation))
+                case linkw.Demote(sequence, space, span, encoding, _, generation):
+                    self._ask(
+                        lambda: engine.space_demote(sequence, space, span.start, span.end, encoding, view, generation)
+                    )
+                case linkw.Restore(sequence, space, _):
+                    self._ask(lambda: engine.space_restore(sequence, space, view))
+                case _:
+                    raise NotImplementedError(type(op).__name__)
+            (end,) = engine.pump()
+        if end.state != OpState.DONE:
+            raise EngineRefused(end.error)
+        return end.bytes_moved
 
     async def _alive(self) -> None:
         await trio.lowlevel.checkpoint()

@@ -1,0 +1,30 @@
+"""What operators set of a scheduler, and what they see of the tick that runs."""
+
+import attrs
+
+from superfluid.scheduler.classes import Class
+from superfluid.scheduler.planner import Settings
+
+
+@attrs.frozen
+class SchedulerConfig:
+    """Operator settings. `class_lanes` caps lanes per class; `settings` are the planner's."""
+
+    max_batch: int = 8
+    class_lanes: dict[Class, int] = attrs.Factory(dict)
+    settings: Settings = attrs.Factory(Settings)
+    preemption: bool = True
+
+
+@attrs.define
+class TickInFlight:
+    """The tick that runs now, for gauges and the monitor. `started` in seconds of the trio clock."""
+
+    started: float
+    target: float
+    lanes: int
+    prefill_tokens: int
+    prefill_lanes: int
+    decode_lanes: int
+    admits: int
+    retires: int
