@@ -58,6 +58,11 @@ class Splitter(Protocol):
         """A turn terminator has been seen; what follows is not shown."""
         ...
 
+    @property
+    def closer(self) -> int | None:
+        """The token that ends the open channel."""
+        ...
+
     def feed(self, tokens: Sequence[int]) -> list[Segment]: ...
     def flush(self) -> bytes:
         """Bytes still held back, at the end of the stream."""
@@ -88,6 +93,10 @@ class PairSplitter:
     @property
     def channel(self) -> int:
         return self._pair.channel if self._pair else TEXT
+
+    @property
+    def closer(self) -> int | None:
+        return self._pair.close if self._pair else None
 
     def open_channel(self, channel: int) -> None:
         if self._pair is None:

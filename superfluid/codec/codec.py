@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from superfluid.codec.channels import PairSplitter, Router, Splitter
+from superfluid.codec.channels import REASONING, TOOL_CALL, PairSplitter, Router, Splitter
 from superfluid.codec.conversation import Json, Turn, normalized_tools, turns_of
 from superfluid.codec.dialects.chatml import ChatMl
 from superfluid.codec.dialects.dialect import Dialect, DialectRefused, History, Raw
@@ -14,8 +14,17 @@ from superfluid.codec.effort import Effort, Shape
 from superfluid.codec.framing import Encoder
 from superfluid.codec.template import ChatTemplate, TemplateFailed
 from superfluid.codec.tokenizer import Tokenizer
+from superfluid.codec.toolcalls import constraints, fragments
+from superfluid.codec.toolcalls.constraints import (
+    FREE,
+    Constraint,
+    ConstraintUnsatisfiable as ConstraintUnsatisfiable,
+    ToolChoice,
+)
+from superfluid.codec.toolcalls.parsers import parser_wire
+from superfluid.codec.toolcalls.tags import HarmonyTags
 from superfluid.codec.toolcalls.typed import ToolSchemas
-from superfluid.codec.toolcalls.wires import ToolCall
+from superfluid.codec.toolcalls.wires import HarmonyWire, ToolCall, Wire
 from superfluid.link import digests, events
 
 DIALECTS = ("auto", "chatml", "atem", "raw", "template")
@@ -26,13 +35,6 @@ class UnknownDialect(ValueError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"unknown dialect {name!r} (chatml|atem|raw|template|auto)")
-
-
-class ConstraintUnsatisfiable(Exception):
-    """A request's template arguments or constraints cannot be met (400)."""
-
-    def __init__(self, words: str) -> None:
-        super().__init__(f"constraint unsatisfiable: {words}")
 
 
 @attrs.frozen
@@ -56,8 +58,18 @@ class Rendered:
 class Codec:
     """One model's codec. Immutable once open: any thread may use it, several at once."""
 
-    def __init__(self, encoder: Encoder, dialect: Dialect, template: ChatTemplate | None, notice: str | None) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        dialect: Dialect,
+        template: ChatTemplate | None,
+        notice: str | None,
+        wire: Wire | None = None,
+    ) -> None:
         self.encoder = encoder
+        self.wire = wire or dialect.wire
+        harmony = isinstance(self.wire, HarmonyWire) and dialect.can_chat
+        self._harmony_tags = HarmonyTags(encoder.specials) if harmony else None
         self.tokenizer: Tokenizer = encoder.tokenizer
         self.dialect = dialect
         self.template = template
@@ -72,38 +84,21 @@ class Codec:
         self._fingerprint: int | None = None
 
     @classmethod
-    def open(cls, tokenizer: Tokenizer, dialect: str = "auto") -> "Codec":
-        """The codec of a model by its tokenizer and template.
+    def open(cls, tokenizer: Tokenizer, dialect: str = "auto", parser: str = "auto") -> "Codec":
+        """The codec of a model by its tokenizer and template; `parser` is `--tool-call-parser`.
 
-        Raises UnknownDialect for a value that is none, DialectRefused (`--dialect <d> refused: <why>`) for one that
-        this model cannot serve.
+        Raises UnknownDialect and UnknownParser for a value that is none, DialectRefused (`--dialect <d> refused:
+        <why>`, the parser alike) for one that this model cannot serve.
         """
         if dialect not in DIALECTS:
             raise UnknownDialect(dialect)
         template, why = _usable_template(tokenizer)
         encoder = Encoder(tokenizer, template.sources if template else "")
-        if dialect == "auto":
-            try:
-                return cls(encoder, ChatMl(encoder, template), template, None)
-            except DialectRefused:
-                pass
-            if template is not None:
-                made = TemplateDialect(encoder, template)
-                return cls(encoder, made, template, made.notice)
-            return cls(encoder, Raw(encoder), None, f"no chat dialect ({why}): completions only")
-        try:
-            if dialect == "chatml":
-                return cls(encoder, ChatMl(encoder, template), template, None)
-            if dialect == "template":
-                if template is None:
-                    raise DialectRefused(why)
-                made = TemplateDialect(encoder, template)
-                return cls(encoder, made, template, None if made.append_stable else made.notice)
-            if dialect == "atem":
-                raise DialectRefused("the atem dialect is not built yet")
-        except DialectRefused as refusal:
-            raise DialectRefused(f"--dialect {dialect} refused: {refusal}") from None
-        return cls(encoder, Raw(encoder), None, None)
+        chosen, notice = _dialect(encoder, template, dialect, why)
+        if isinstance(chosen, Raw):
+            template = None
+        wire = parser_wire(parser, chosen.wire, template.sources if template else "")
+        return cls(encoder, chosen, template, notice, wire)
 
     # -- sessions, message by message
 
@@ -212,11 +207,45 @@ class Codec:
         splitter.feed(open_tokens)
         return splitter.channel
 
+    def forced_router(self, *, ignore_eos: bool = False) -> Router:
+        """The router of a lane whose call is demanded: it starts in the call, whatever the opener leaves open."""
+        return self.router(TOOL_CALL, ignore_eos=ignore_eos)
+
     # -- tool calls
 
     def read_call(self, raw: str, tools: Iterable[Json] | None = None) -> list[ToolCall] | None:
         """The calls of a tool-call run's text, or None when it is none; `tools` type the arguments."""
-        return self.dialect.wire.read(raw, ToolSchemas(normalized_tools(tools)))
+        return self.wire.read(raw, ToolSchemas(normalized_tools(tools)))
+
+    def call_reader(self, tools: Iterable[Json] | None = None) -> fragments.CallReader:
+        """A reader of one tool-call run while it is written."""
+        return fragments.reader(self.wire, ToolSchemas(normalized_tools(tools)))
+
+    def constraint(
+        self,
+        tools: Iterable[Json] | None = None,
+        choice: ToolChoice = FREE,
+        *,
+        parallel: bool = True,
+        response_format: Json = None,
+        opener: Sequence[int] = (),
+    ) -> Constraint:
+        """The grammars of a chat request whose lane begins after `opener`. Raises ConstraintUnsatisfiable."""
+        lane = constraints.Lane(self.wire, self._frame(), self._harmony_tags, self._reasoning_close(opener))
+        return constraints.plan(lane, normalized_tools(tools), choice, parallel, response_format)
+
+    def _frame(self) -> tuple[str, str] | None:
+        """The texts of the markers around a call, the second empty when it runs to the turn's end."""
+        pair = next((pair for pair in self.dialect.pairs if pair.channel == TOOL_CALL), None)
+        if pair is None:
+            return None
+        return self.encoder.literal(pair.open), self.encoder.literal(pair.close) if pair.close is not None else ""
+
+    def _reasoning_close(self, opener: Sequence[int]) -> int | None:
+        """The marker that ends the reasoning which an opener leaves open."""
+        splitter = self.dialect.splitter(terminate=False)
+        splitter.feed(opener)
+        return splitter.closer if splitter.channel == REASONING else None
 
     # -- identity
 
@@ -228,6 +257,32 @@ class Codec:
             markers = digests.marker_digest(self.dialect.markers())
             self._fingerprint = digests.behaviour_fingerprint(self.codec_id, vocabulary, markers)
         return self._fingerprint
+
+
+def _dialect(encoder: Encoder, template: ChatTemplate | None, name: str, why: str) -> tuple[Dialect, str | None]:
+    """The dialect that serves a model, and a line for the operator; `why` there is no template."""
+    if name == "auto":
+        try:
+            return ChatMl(encoder, template), None
+        except DialectRefused:
+            pass
+        if template is not None:
+            made = TemplateDialect(encoder, template)
+            return made, made.notice
+        return Raw(encoder), f"no chat dialect ({why}): completions only"
+    try:
+        if name == "chatml":
+            return ChatMl(encoder, template), None
+        if name == "template":
+            if template is None:
+                raise DialectRefused(why)
+            made = TemplateDialect(encoder, template)
+            return made, None if made.append_stable else made.notice
+        if name == "atem":
+            raise DialectRefused("the atem dialect is not built yet")
+    except DialectRefused as refusal:
+        raise DialectRefused(f"--dialect {name} refused: {refusal}") from None
+    return Raw(encoder), None
 
 
 def _usable_template(tokenizer: Tokenizer) -> tuple[ChatTemplate | None, str]:

@@ -33,6 +33,10 @@ class HarmonySplitter:
     def channel(self) -> int:
         return TEXT if self._body is None else self._body
 
+    @property
+    def closer(self) -> int | None:
+        return None if self._body is None else self._ids[END]
+
     def open_channel(self, channel: int) -> None:
         """A forced call writes its own header."""
 

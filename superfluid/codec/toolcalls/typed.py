@@ -38,7 +38,7 @@ class ToolSchemas:
     def required(self, name: str) -> list[str]:
         """The arguments that a call must have."""
         schema = self._schemas.get(name, {})
-        required = _resolved(schema, schema).get("required")
+        required = resolved(schema, schema).get("required")
         return [key for key in required if isinstance(key, str)] if isinstance(required, list) else []
 
     def types(self, name: str, argument: str) -> frozenset[str]:
@@ -46,12 +46,12 @@ class ToolSchemas:
         root = self._schemas.get(name)
         if root is None:
             return frozenset()
-        properties = _resolved(root, root).get("properties")
+        properties = resolved(root, root).get("properties")
         schema = properties.get(argument) if isinstance(properties, Mapping) else None
-        return frozenset(_types(schema, root, 0)) if isinstance(schema, Mapping) else frozenset()
+        return types_of(schema, root) if isinstance(schema, Mapping) else frozenset()
 
 
-def _resolved(schema: Mapping[str, Json], root: Mapping[str, Json]) -> Mapping[str, Json]:
+def resolved(schema: Mapping[str, Json], root: Mapping[str, Json]) -> Mapping[str, Json]:
     """A schema with its local references followed, what stands beside each merged in."""
     for _ in range(MAX_HOPS):
         reference = schema.get("$ref")
@@ -70,10 +70,15 @@ def _resolved(schema: Mapping[str, Json], root: Mapping[str, Json]) -> Mapping[s
     return schema
 
 
+def types_of(schema: Mapping[str, Json], root: Mapping[str, Json]) -> frozenset[str]:
+    """The JSON types that a schema allows; empty when it names none."""
+    return frozenset(_types(schema, root, 0))
+
+
 def _types(schema: Mapping[str, Json], root: Mapping[str, Json], depth: int) -> set[str]:
     if depth > MAX_DEPTH:
         return set()
-    schema = _resolved(schema, root)
+    schema = resolved(schema, root)
     found: set[str] = set()
     declared = schema.get("type")
     if isinstance(declared, str):

@@ -162,9 +162,12 @@ class DelimitedWire(Wire):
         end = body.find(self.val_close, start)
         if end >= 0:
             return end, end + len(self.val_close)
-        core = self.val_close.strip().removesuffix("<").strip()
-        end = body.find(core, start) if core else -1
-        return (end, end + len(core)) if end >= 0 else (len(body), len(body))
+        last = self.val_close.removesuffix("<").rstrip()  # what follows the last value of a call may begin otherwise
+        for closer in (last, last.strip()):
+            end = body.find(closer, start) if closer else -1
+            if end >= 0:
+                return end, end + len(closer)
+        return len(body), len(body)
 
 
 class GlmWire(Wire):
