@@ -23,8 +23,8 @@ from tests.scheduler.doubles import MemoryStore, MockLink, WordCodec, WordRouter
 class BareRouter(WordRouter):
     """One run and one piece of text, whatever the tokens."""
 
-    def provisional(self, tokens: list[int]) -> list[tuple[int, str]]:
-        return [(0, "word ")]
+    def provisional(self, tokens: list[int]) -> list[tuple[int, str, bool]]:
+        return [(0, "word ", False)]
 
     def commit(self, tokens: list[int], last: bool) -> list[WordRun]:
         return [WordRun(tokens, "word ", 0, False)]

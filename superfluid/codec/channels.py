@@ -26,6 +26,14 @@ class Pair:
     literals: tuple[tuple[int, bytes], ...] = ()
 
 
+class Piece(NamedTuple):
+    """Text ahead of its commit. `closes`: a tool call ends with it (its text may be empty then)."""
+
+    channel: int
+    text: str
+    closes: bool = False
+
+
 class Segment(NamedTuple):
     """A stretch of one channel: every token, the bytes of its text tokens, whether its closer ended it."""
 
@@ -169,7 +177,7 @@ class Router:
     """One lane's tokens as committed runs, and as provisional text that runs ahead of them.
 
     Both sides see every token once, in order, each through a splitter and a UTF-8 stream of its own, so the
-    provisional text is always a prefix of what is committed. `hidden` channels give no provisional text.
+    provisional text is always a prefix of what is committed.
     """
 
     __slots__ = ("_ahead", "_ahead_text", "_splitter", "_text")
@@ -190,13 +198,14 @@ class Router:
         """Whether the committed tokens hold a terminator: the turn ended as by end of sequence."""
         return self._splitter.ended
 
-    def provisional(self, tokens: Sequence[int]) -> list[tuple[int, str]]:
-        """(channel, text) of the text and reasoning in `tokens`, in order; channels without text are left out."""
-        out: list[tuple[int, str]] = []
+    def provisional(self, tokens: Sequence[int]) -> list[Piece]:
+        """The text in `tokens`, in order; what has none is left out, but for the ends of tool calls."""
+        out: list[Piece] = []
         for segment in self._ahead.feed(tokens):
             text = self._ahead_text.feed(segment.data)
-            if text and segment.channel != TOOL_CALL:
-                out.append((segment.channel, text))
+            closes = segment.closes and segment.channel == TOOL_CALL
+            if text or closes:
+                out.append(Piece(segment.channel, text, closes))
         return out
 
     def commit(self, tokens: Sequence[int], last: bool = False) -> list[Run]:

@@ -35,7 +35,10 @@ class RunLike(Protocol):
 class RouterLike(Protocol):
     """Routes one lane's tokens to channels and text (`superfluid.codec.codec.Router`)."""
 
-    def provisional(self, tokens: list[int]) -> Sequence[tuple[int, str]]: ...
+    def provisional(self, tokens: list[int]) -> Sequence[tuple[int, str, bool]]:
+        """(channel, text, whether a tool call ends with it), ahead of the commit."""
+        ...
+
     def commit(self, tokens: list[int], last: bool) -> Sequence[RunLike]: ...
     def flush(self) -> str: ...
 
@@ -60,10 +63,10 @@ class Job:
     """One generation to run. `stream` is the whole model input, the assistant opener included, in tokens.
 
     `deadline` is absolute, in seconds of the trio clock. `grammar` is ("schema" | "structural", text). `logprobs` is
-    the number of alternatives per token, none for no logprobs. `open_call` is the text of a tool call that the turn
-    left open. `turn_point` is where a chat's input ends in the stream, before the opener. A job without a session,
-    or a raw one, writes nothing to the log. `native`: its session is one of the session API's, which are resumed by
-    id; `seed_chosen`: the client chose the seed.
+    the number of alternatives per token, none for no logprobs. `want_calls`: provisional text of tool calls too.
+    `open_call` is the text of a tool call that the turn left open. `turn_point` is where a chat's input ends in the
+    stream, before the opener. A job without a session, or a raw one, writes nothing to the log. `native`: its session
+    is one of the session API's, which are resumed by id; `seed_chosen`: the client chose the seed.
     """
 
     session: int | None
@@ -79,6 +82,7 @@ class Job:
     grammar: tuple[str, str] | None = None
     logit_bias: dict[int, float] | None = None
     want_provisional: bool = False
+    want_calls: bool = False
     start_channel: int = 0
     open_call: str = ""
     turn_point: int | None = None
@@ -105,11 +109,15 @@ class TokenLogprob:
 
 @attrs.define
 class Provisional:
-    """Text ahead of its commit; joined per channel, a prefix of what is committed. `n_tokens` it stands for."""
+    """Text ahead of its commit; joined per channel, a prefix of what is committed. `n_tokens` it stands for.
+
+    `closes`: a tool call ends with it.
+    """
 
     channel: int
     text: str
     n_tokens: int
+    closes: bool = False
 
 
 @attrs.define
@@ -232,17 +240,18 @@ class Generation:
 
     # ---- the scheduler's side
 
-    def put_provisional(self, channel: int, text: str, n_tokens: int) -> None:
+    def put_provisional(self, channel: int, text: str, n_tokens: int, closes: bool = False) -> None:
         """Hand on text ahead of its commit, merged with what the reader has not taken yet."""
         if self._closed or self._over:
             return
         if self._items:
             last = self._items[-1]
-            if isinstance(last, Provisional) and last.channel == channel:
+            if isinstance(last, Provisional) and last.channel == channel and not last.closes:
                 last.text += text
                 last.n_tokens += n_tokens
+                last.closes = closes
                 return
-        self._put(Provisional(channel, text, n_tokens))
+        self._put(Provisional(channel, text, n_tokens, closes))
 
     def put_committed(self, events: list[Event], logprobs: list[TokenLogprob]) -> None:
         """Hand on durable events; a reader that is too far behind is dropped."""
@@ -290,9 +299,15 @@ class Generation:
                 committed.logprobs += item.logprobs
             elif isinstance(item, Ended):
                 end = item
-            elif previews and isinstance(last := previews[-1], Provisional) and last.channel == item.channel:
+            elif (
+                previews
+                and isinstance(last := previews[-1], Provisional)
+                and last.channel == item.channel
+                and not last.closes
+            ):
                 last.text += item.text
                 last.n_tokens += item.n_tokens
+                last.closes = item.closes
             else:
                 previews.append(item)
         self._items = previews

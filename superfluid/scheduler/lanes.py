@@ -1,6 +1,5 @@
 """Lanes and tickets: a ticket is a job's way through the scheduler, a lane its place in the engine."""
 
-from collections.abc import Sequence
 from enum import Enum
 
 import attrs
@@ -97,8 +96,8 @@ class Ticket:
 
     # ---- routing: tokens to provisional text and to records
 
-    def stream_out(self, tokens: list[int]) -> Sequence[tuple[int, str]]:
-        """Show tokens ahead of their commit; the pieces of text they made, per channel."""
+    def stream_out(self, tokens: list[int]) -> list[tuple[int, str]]:
+        """Show tokens ahead of their commit; the pieces of text and reasoning they made."""
         router = self.job.router
         if self.shown < len(self.produced):  # made while nobody watched
             router.provisional(self.produced[self.shown :])
@@ -107,10 +106,11 @@ class Ticket:
         self.uncounted += len(tokens)
         pieces = router.provisional(tokens)
         if self.job.want_provisional:
-            for channel, text in pieces:
-                self.generation.put_provisional(channel, text, self.uncounted)
-                self.uncounted = 0
-        return pieces
+            for channel, text, closes in pieces:
+                if channel != TOOL_CALL or self.job.want_calls:
+                    self.generation.put_provisional(channel, text, self.uncounted, closes)
+                    self.uncounted = 0
+        return [(channel, text) for channel, text, _ in pieces if channel != TOOL_CALL]
 
     def records(self, tokens: list[int], finish: int, last: bool, codec: CodecLike) -> list[Body]:
         """The records of a tick's tokens: one Generated per run of a channel, tool calls where a run closes.
@@ -129,10 +129,9 @@ class Ticket:
                     bodies += self._calls(codec)
         if last:
             if ending is None:
-                ending = Generated([], self.job.router.flush(), self.channel, Finish.NONE)
-                bodies.append(ending)
+                return [*bodies, *self.ending_record(finish, codec)]
             ending.finish = finish
-            bodies += self._calls(codec)
+            bodies += self._last_call(finish, codec)
         return bodies
 
     def ending_record(self, finish: int, codec: CodecLike) -> list[Body]:
@@ -140,7 +139,13 @@ class Ticket:
         record = Generated([], self.job.router.flush(), self.channel, finish)
         if self.channel == TOOL_CALL and record.text:
             self.tool_text.append(record.text)
-        return [record, *self._calls(codec)]
+        return [record, *self._last_call(finish, codec)]
+
+    def _last_call(self, finish: int, codec: CodecLike) -> list[Body]:
+        """The call that is open at the end; one that a cancel or a fault cut is dropped."""
+        if finish in (Finish.CANCELLED, Finish.ERROR):
+            self.tool_text.clear()
+        return self._calls(codec)
 
     def _calls(self, codec: CodecLike) -> list[Body]:
         raw = "".join(self.tool_text)

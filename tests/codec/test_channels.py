@@ -52,7 +52,7 @@ def test_a_channel_name_is_kept_out_only_when_it_follows_token_by_token() -> Non
 
 def test_what_follows_a_terminator_in_its_tick_is_in_the_span_and_not_shown() -> None:
     lane = router()
-    assert lane.provisional(ids("a<end>b")) == [(TEXT, "a")]
+    assert lane.provisional(ids("a<end>b")) == [(TEXT, "a", False)]
     assert lane.commit(ids("a<end>b")) == [Run(ids("a<end>b"), "a", TEXT, False)]
     assert lane.provisional(ids("c")) == []
 
@@ -106,9 +106,9 @@ def flat(runs: list[Run], tail: str) -> list[tuple[int, str]]:
 def test_provisional_text_is_a_prefix_of_the_committed(tokens: list[int], ahead: int) -> None:
     lane = router()
     shown = [p for token in tokens[:ahead] for p in lane.provisional([token])]
-    committed = [(r.channel, r.text) for r in lane.commit(tokens) if r.channel != TOOL_CALL]
-    for channel in (TEXT, REASONING):
-        early = "".join(text for c, text in shown if c == channel)
+    committed = [(r.channel, r.text) for r in lane.commit(tokens)]
+    for channel in (TEXT, REASONING, TOOL_CALL):
+        early = "".join(text for c, text, _ in shown if c == channel)
         assert "".join(text for c, text in committed if c == channel).startswith(early)
 
 

@@ -81,7 +81,7 @@ def test_a_published_model(templates: Callable[[str], str]) -> None:
     opener = codec.render([{"role": "user", "content": "hi"}]).opener
     lane = codec.router(open_tokens=opener)
     reply = codec.tokenizer.encode('<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>x')
-    assert lane.provisional(reply) == []
+    assert lane.provisional(reply) == [(TOOL_CALL, 'commentary to=functions.f {"a": 1}', True)]
     (run,) = lane.commit(reply, last=True)[:1]
     assert lane.ended and run.closes and run.channel == TOOL_CALL
     (call,) = codec.read_call(run.text) or []

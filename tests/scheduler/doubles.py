@@ -262,8 +262,8 @@ class WordRouter:
         self.channel = 0
         self.pending = ""
 
-    def provisional(self, tokens: list[int]) -> list[tuple[int, str]]:
-        return [(0, "".join(f"{token} " for token in tokens))] if tokens else []
+    def provisional(self, tokens: list[int]) -> list[tuple[int, str, bool]]:
+        return [(0, "".join(f"{token} " for token in tokens), False)] if tokens else []
 
     def commit(self, tokens: list[int], last: bool) -> list[WordRun]:
         runs: list[WordRun] = []

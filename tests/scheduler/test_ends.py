@@ -1,5 +1,6 @@
 """How generations end: cancels, deadlines, windows, tool calls, refusals, faults, a dead worker, a broken log."""
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -11,6 +12,7 @@ from superfluid.link.events import Body, Finish, Generated, ToolParseFailure, To
 from superfluid.scheduler.admission import ContextExceeded
 from superfluid.scheduler.classes import Class
 from superfluid.scheduler.generation import Committed, Ended, Failure, Generation, Provisional
+from superfluid.scheduler.lanes import Ticket
 from superfluid.scheduler.link import EngineLink, WorkerGone
 from superfluid.scheduler.loop import SchedulerConfig
 from superfluid.scheduler.planner import Settings
@@ -224,6 +226,41 @@ async def test_tool_calls_follow_the_run_that_closes_them(bench: Bench) -> None:
     ]
     assert [event.event_id for event in events] == list(range(len(events)))
     assert bench.store.finishes(1) == [0, 0, 0, 0, 0, Finish.EOS]
+
+
+@pytest.mark.parametrize("finish", [Finish.CANCELLED, Finish.ERROR])
+def test_a_call_that_a_cancel_or_a_fault_cuts_is_dropped(finish: int) -> None:
+    for tokens in ([WordRouter.CALL, 7], []):
+        one = job(1)
+        ticket = Ticket(one, Generation(one, lambda _: None), 0, 0)
+        ticket.records([WordRouter.CALL, 4], Finish.NONE, False, WordCodec())
+        ended = ticket.records(tokens, finish, True, WordCodec())
+        assert [type(body) for body in ended] == [Generated]
+        assert not ticket.tool_text
+
+
+async def test_provisional_text_of_calls_is_for_those_who_ask(bench: Bench) -> None:
+    class CallRouter(WordRouter):
+        def provisional(self, tokens: list[int]) -> list[tuple[int, str, bool]]:
+            return [(2, f"{token} ", token % 2 == 1) for token in tokens]
+
+    bench.link.knobs.script = [2, 4, 5, 6, 7]
+    previews: list[tuple[int, str]] = []
+    async with bench.serving() as scheduler:
+        asked = attrs.evolve(job(1, max_tokens=9), want_provisional=True, want_calls=True, router=CallRouter())
+        deaf = attrs.evolve(job(2, max_tokens=9), want_provisional=True, router=CallRouter())
+        scheduler.watch(1, lambda channel, text: previews.append((channel, text)))
+        seen: dict[int, list[Provisional]] = {}
+        for session, one in ((1, asked), (2, deaf)):
+            async with scheduler.submit(one) as generation:
+                seen[session] = [item async for item in generation if isinstance(item, Provisional)]
+    text, ends = "", 0
+    for item in seen[1]:
+        text += item.text
+        ends += item.closes
+        assert not item.closes or item.text.endswith(("5 ", "7 "))  # nothing is merged over the end of a call
+    assert (text.split()[:5], ends) == (["2", "4", "5", "6", "7"], 2)
+    assert seen[2] == [] and previews == []
 
 
 async def test_logprobs_come_with_their_tokens(bench: Bench) -> None:
