@@ -37,7 +37,8 @@ class Running:
             self.started.append(one)
             self._generations.append(one.generation)
             one.generation.notify = self._wake
-            self._wake()
+            if one.generation.ended:
+                self._wake()
 
     def _wake(self) -> None:
         self._news.set()

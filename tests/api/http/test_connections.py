@@ -1,0 +1,326 @@
+"""Connections on raw sockets: how they end, who goes away and when, and what a drain does to them."""
+
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from superfluid.api.http import app, choices, listener, server
+from superfluid.api.http.app import make_app
+from superfluid.api.http.listener import Listener, server_config
+from superfluid.api.http.security import Access
+from tests.api.http.listening import HOST, Site, listening
+
+HI = [{"role": "user", "content": "hi"}]
+FOR_EVER = {"model": "scripted-loop", "messages": HI, "temperature": 0, "stream": True, "ignore_eos": True}
+PLAIN = {"model": "scripted-plain", "messages": HI, "temperature": 0}
+LIMIT = 60.0  # seconds that no step of these tests comes near
+
+Script = Callable[[str], Path]
+
+
+def request_bytes(body: object, *headers: str, path: str = "/v1/chat/completions", version: str = "1.1") -> bytes:
+    data = json.dumps(body).encode() if body is not None else b""
+    lines = [
+        f"{'POST' if body is not None else 'GET'} {path} HTTP/{version}", "Host: localhost",
+        f"Content-Length: {len(data)}", *headers, "", "",
+    ]  # fmt: skip
+    return "\r\n".join(lines).encode() + data
+
+
+async def read_all(stream: trio.SocketStream) -> bytes:
+    """Everything until the server ends the connection."""
+    with trio.fail_after(LIMIT):
+        return b"".join([part async for part in stream])
+
+
+async def read_until(stream: trio.SocketStream, words: bytes) -> bytes:
+    data = b""
+    with trio.fail_after(LIMIT):
+        while words not in data:
+            part = await stream.receive_some(65536)
+            assert part, f"the connection ended after {data!r}"
+            data += part
+    return data
+
+
+async def until(true: Callable[[], bool]) -> None:
+    with trio.fail_after(LIMIT):
+        while not true():
+            await trio.sleep(0.002)
+
+
+async def connect(site: Site) -> trio.SocketStream:
+    return await trio.open_tcp_stream(HOST, site.port)
+
+
+@asynccontextmanager
+async def exchange(site: Site, data: bytes) -> AsyncIterator[trio.SocketStream]:
+    async with await connect(site) as stream:
+        await stream.send_all(data)
+        yield stream
+
+
+# ---- ends
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_connection_that_is_to_end_ends(site: Site, version: str, stream: bool) -> None:
+    headers = ["Connection: close"] if version == "1.1" else []
+    async with exchange(site, request_bytes(PLAIN | {"stream": stream}, *headers, version=version)) as wire:
+        data = await read_all(wire)
+    assert data.startswith(b"HTTP/1.1 200")
+    assert (b"data: [DONE]" in data) == stream
+    async with exchange(site, request_bytes(None, *headers, path="/nowhere", version=version)) as wire:
+        assert b"no such route" in await read_all(wire)
+
+
+async def test_http_1_0_without_a_host(site: Site) -> None:
+    async with exchange(site, b"GET /health HTTP/1.0\r\n\r\n") as wire:
+        assert b'"status":"ok"' in await read_all(wire)
+
+
+async def test_a_connection_is_kept_for_more(site: Site) -> None:
+    async with await connect(site) as wire:
+        for _ in range(3):
+            await wire.send_all(request_bytes(PLAIN))
+            assert b"Hello, world." in await read_until(wire, b'"usage"')
+
+
+async def test_requests_sent_ahead_are_answered_in_order(site: Site) -> None:
+    ahead = request_bytes(PLAIN) + request_bytes(None, path="/health")
+    last = request_bytes(None, "Connection: close", path="/v1/models")
+    async with exchange(site, ahead + last) as wire:
+        data = await read_all(wire)
+    places = [data.index(words) for words in (b"chat.completion", b'"status":"ok"', b'"object":"list"')]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\x16\x03\x01\x02\x00\x01\x00", b"hello there\r\n\r\n", b"\x00" * 200, b"x" * 100_000],
+)
+async def test_garbage_ends_its_connection_only(site: Site, garbage: bytes) -> None:
+    async with await connect(site) as wire:
+        try:
+            await wire.send_all(garbage)
+            await wire.send_eof()
+            assert not (await read_all(wire)).startswith(b"HTTP/1.1 200")
+        except trio.BrokenResourceError:
+            pass  # ended before it had sent it all
+    async with exchange(site, request_bytes(None, "Connection: close", path="/health")) as wire:
+        assert b'"status":"ok"' in await read_all(wire)
+
+
+async def test_half_a_request_and_gone(site: Site) -> None:
+    for data in (b"POST /v1/chat/completions HT", request_bytes(PLAIN)[:-5]):
+        async with exchange(site, data):
+            pass
+    async with exchange(site, request_bytes(PLAIN, "Connection: close")) as wire:
+        assert b"Hello, world." in await read_all(wire)
+
+
+async def test_nothing_speaks_websocket(site: Site) -> None:
+    upgrade = ["Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="]
+    async with exchange(site, request_bytes(None, *upgrade, "Sec-WebSocket-Version: 13", path="/v1/models")) as wire:
+        assert (await read_until(wire, b"\r\n\r\n")).startswith(b"HTTP/1.1 403")
+
+
+# ---- limits
+
+
+def test_no_limit_cuts_a_running_stream() -> None:
+    """A stream ends when it ends: what the server libraries would cut it after is off."""
+    made = make_app(Access(HOST), lambda: False)
+    assert made.config["RESPONSE_TIMEOUT"] is None
+    assert made.config["BODY_TIMEOUT"] is None
+    with socket.create_server((HOST, 0)) as listening_socket:
+        config = server_config(Listener(listening_socket))
+        assert config.read_timeout is None
+        assert config.keep_alive_timeout == 30
+        socket.socket(fileno=int(config.bind[0].removeprefix("fd://"))).close()
+
+
+async def test_an_idle_limit_does_not_cut_a_stream(
+    site: Site, monkeypatch: pytest.MonkeyPatch, scripted_gguf: Script, tmp_path: Path
+) -> None:
+    """With an idle limit that has passed many times over, a stream runs on, and an idle connection is closed."""
+    monkeypatch.setattr(listener, "IDLE", 0.05)
+    monkeypatch.setattr(choices, "SILENCE", 0.01)
+    async with listening(tmp_path, scripted_gguf("loop"), max_batch=1) as own:
+        async with await connect(own) as idle:
+            assert await read_all(idle) == b""
+        async with exchange(own, request_bytes(FOR_EVER | {"max_tokens": 300})) as wire:
+            data = await read_until(wire, b"[DONE]")
+            assert b'"completion_tokens":300' in data
+            assert await read_all(wire) == b"0\r\n\r\n" or data.endswith(b"0\r\n\r\n")
+
+
+async def test_a_body_that_brings_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "SLOW_BODY", 0.05)
+    async with exchange(site, request_bytes(PLAIN)[:-5]) as wire:
+        data = await read_all(wire)
+    assert data.startswith(b"HTTP/1.1 408")
+    assert b"brought nothing" in data
+
+
+async def test_a_body_that_is_too_large(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused by its length, or as it comes; a client that writes before it reads gets to read why."""
+    size = app.MAX_BODY + 1
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode()
+    async with exchange(site, head) as wire:
+        part = b" " * (1 << 20)
+        for start in range(0, size, len(part)):
+            await wire.send_all(part[: size - start])
+        data = await read_until(wire, b"payload_too_large")
+    assert data.startswith(b"HTTP/1.1 413")
+    assert b"Request body too large" in data
+    monkeypatch.setattr(app, "MAX_BODY", 1000)
+    chunked = (
+        b"POST /v1/tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n7d0\r\n" + b"x" * 2000
+    )
+    async with exchange(site, chunked) as wire:
+        await wire.send_all(b"\r\n0\r\n\r\n")
+        assert b"payload_too_large" in await read_until(wire, b"payload_too_large")
+
+
+def test_a_client_that_reads_nothing_is_dropped_by_the_system() -> None:
+    with listener.listen(HOST, 0) as listening_socket:
+        with socket.create_connection(listening_socket.getsockname()):
+            accepted, _ = listening_socket.accept()
+            with accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+
+
+# ---- clients that go away
+
+
+async def test_leaving_in_mid_stream_frees_the_lane(scripted_gguf: Script, tmp_path: Path) -> None:
+    async with listening(tmp_path, scripted_gguf("loop"), max_batch=2) as site:
+        async with exchange(site, request_bytes(FOR_EVER | {"max_tokens": 200})) as stays:
+            async with exchange(site, request_bytes(FOR_EVER)) as leaves:
+                await read_until(leaves, b"tock")
+            with trio.fail_after(LIMIT):
+                await until(lambda: len(site.model.scheduler.lanes) <= 1)
+            data = await read_until(stays, b"[DONE]")
+        assert b'"completion_tokens":200' in data
+        with trio.fail_after(LIMIT):
+            await site.daemon.idle()
+        assert not site.model.scheduler.lanes
+
+
+async def test_leaving_before_the_answer_frees_the_lane(scripted_gguf: Script, tmp_path: Path) -> None:
+    async with listening(tmp_path, scripted_gguf("loop"), max_batch=1) as site:
+        async with exchange(site, request_bytes(FOR_EVER | {"stream": False})):
+            await until(lambda: len(site.model.scheduler.lanes) == 1)
+        with trio.fail_after(LIMIT):
+            await site.daemon.idle()
+
+
+async def test_leaving_while_queued(scripted_gguf: Script, tmp_path: Path) -> None:
+    async with listening(tmp_path, scripted_gguf("loop"), max_batch=1) as site:
+        scheduler = site.model.scheduler
+        async with exchange(site, request_bytes(FOR_EVER)) as runs:
+            await read_until(runs, b"tick")
+            for stream in (False, True):
+                async with exchange(site, request_bytes(FOR_EVER | {"stream": stream})):
+                    await until(lambda: sum(scheduler.queue_depths) == 1)
+                await until(lambda: sum(scheduler.queue_depths) == 0)
+            await read_until(runs, b"tick")
+            assert len(scheduler.lanes) == 1
+        with trio.fail_after(LIMIT):
+            await site.daemon.idle()
+
+
+async def test_leaving_while_prefilling(scripted_gguf: Script, tmp_path: Path) -> None:
+    long = FOR_EVER | {"messages": [{"role": "user", "content": "x" * 4000}], "stream": False}
+    async with listening(tmp_path, scripted_gguf("loop"), max_batch=1) as site:
+        async with exchange(site, request_bytes(long)):
+            await until(lambda: bool(site.model.scheduler.lanes))
+        with trio.fail_after(LIMIT):
+            await site.daemon.idle()
+        async with exchange(site, request_bytes(FOR_EVER | {"max_tokens": 3}, "Connection: close")) as wire:
+            assert b"[DONE]" in await read_all(wire)
+
+
+async def test_leaving_right_after_asking(scripted_gguf: Script, tmp_path: Path) -> None:
+    """At whatever point the request is: no lane and no task stays behind."""
+    async with listening(tmp_path, scripted_gguf("loop"), max_batch=2) as site:
+        before = trio.lowlevel.current_statistics().tasks_living
+        for stream in (False, True) * 8:
+            async with exchange(site, request_bytes(FOR_EVER | {"stream": stream})):
+                pass
+        with trio.fail_after(LIMIT):
+            await site.daemon.idle()
+        await until(lambda: trio.lowlevel.current_statistics().tasks_living <= before)
+
+
+# ---- drain
+
+
+async def test_drain(scripted_gguf: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New connections are refused, requests on open ones answer 503, what runs goes on to its end."""
+    async with listening(tmp_path, scripted_gguf("loop"), max_batch=2) as site:
+        idle = await connect(site)
+        await idle.send_all(request_bytes(None, path="/health"))
+        await read_until(idle, b'"status"')
+        async with exchange(site, request_bytes(FOR_EVER | {"max_tokens": 400})) as runs:
+            await read_until(runs, b"tick")
+            site.daemon.drain()
+            await idle.send_all(request_bytes(PLAIN))
+            refused = await read_until(idle, b"shutting down")
+            assert refused.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: 5" in refused.lower()
+            with pytest.raises(OSError, match="refused|connect"):
+                await connect(site)
+            assert b'"completion_tokens":400' in await read_until(runs, b"[DONE]")
+        assert await read_all(idle) == b""
+        with trio.fail_after(LIMIT):
+            await site.daemon.idle()
+
+
+async def test_a_client_that_reads_nothing_does_not_hold_up_a_drain(
+    scripted_gguf: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "FLUSH", 0.05)
+    async with listening(tmp_path, scripted_gguf("loop"), max_batch=8) as site:
+        wire = trio.socket.socket()
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        await wire.connect((HOST, site.port))
+        with wire:
+            flood = {"n": 8, "max_tokens": 500, "logprobs": True, "top_logprobs": 20}  # more than the buffers hold
+            await wire.send(request_bytes(FOR_EVER | flood))
+            await until(lambda: site.model.metrics.decode_tokens_total > 0)
+            site.daemon.drain()
+            with trio.fail_after(LIMIT):
+                await site.daemon.idle()
+
+
+async def test_what_is_cut_gets_an_error_frame(scripted_gguf: Script, tmp_path: Path) -> None:
+    stream: trio.SocketStream
+    async with listening(tmp_path, scripted_gguf("loop"), max_batch=1) as site:
+        stream = await connect(site)
+        await stream.send_all(request_bytes(FOR_EVER))
+        await read_until(stream, b"tick")
+    data = await read_all(stream)
+    assert b'data: {"error":{"message":' in data
+    assert b'"type":"server_error"' in data
+    assert b"data: [DONE]" in data
+
+
+async def test_workers_do_not_keep_the_port(scripted_gguf: Script, tmp_path: Path) -> None:
+    """The listening socket is not inherited, though the server library marks it so."""
+    with listener.listen(HOST, 0) as listening_socket:
+        listening_on = Listener(listening_socket)
+    shutdown = trio.Event()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(listener.serve, make_app(Access(HOST), lambda: False), listening_on, shutdown)
+        with socket.socket(fileno=listening_on.descriptor) as probe:
+            assert not probe.get_inheritable()
+            probe.detach()
+        shutdown.set()

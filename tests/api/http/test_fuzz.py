@@ -1,0 +1,126 @@
+"""Whatever a request says, its answer is an answer: a reply, or a refusal in the envelope, never a failure."""
+
+import json
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from tests.api.http.conftest import call
+from tests.api.http.listening import Site
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+NUMBERS = st.one_of(st.integers(-3, 3), st.floats(), st.integers(), SCALARS)
+TEXT = st.text(max_size=12)
+PART = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["text", "image_url", "input_audio", "x"]),
+        "text": TEXT | SCALARS,
+        "image_url": ANYTHING,
+        "input_audio": ANYTHING,
+    },
+)
+CALL = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": SCALARS,
+        "function": st.fixed_dictionaries({}, optional={"name": TEXT | SCALARS, "arguments": ANYTHING}),
+    },
+)
+MESSAGE = st.fixed_dictionaries(
+    {},
+    optional={
+        "role": st.sampled_from(["user", "assistant", "system", "tool", "developer", "x"]) | SCALARS,
+        "content": TEXT | st.lists(PART, max_size=2) | ANYTHING,
+        "tool_calls": st.lists(CALL, max_size=2) | ANYTHING,
+        "reasoning_content": TEXT | ANYTHING,
+        "tool_call_id": SCALARS,
+        "name": SCALARS,
+    },
+)
+FUNCTION = st.fixed_dictionaries(
+    {"name": st.sampled_from(["f", "g"])}, optional={"parameters": ANYTHING, "description": ANYTHING}
+)
+TOOL = st.fixed_dictionaries({"type": st.just("function"), "function": FUNCTION}) | FUNCTION | ANYTHING
+SHARED = {
+    "temperature": NUMBERS, "top_p": NUMBERS, "top_k": NUMBERS, "min_p": NUMBERS, "seed": NUMBERS,
+    "presence_penalty": NUMBERS, "frequency_penalty": NUMBERS, "repeat_penalty": NUMBERS,
+    "repetition_penalty": NUMBERS, "n": st.integers(-1, 3) | SCALARS, "stop": TEXT | st.lists(TEXT, max_size=3) | ANYTHING,
+    "stream": st.booleans() | SCALARS, "stream_options": ANYTHING, "ignore_eos": st.booleans() | SCALARS,
+    "logit_bias": st.dictionaries(st.integers(-2, 400).map(str) | TEXT, NUMBERS, max_size=3) | ANYTHING,
+}  # fmt: skip
+CHAT = st.fixed_dictionaries(
+    {"model": st.just("scripted-plain"), "messages": st.lists(MESSAGE, min_size=1, max_size=3) | ANYTHING},
+    optional=SHARED
+    | {
+        "logprobs": st.booleans() | SCALARS,
+        "top_logprobs": NUMBERS,
+        "tools": st.lists(TOOL, max_size=2) | ANYTHING,
+        "tool_choice": st.sampled_from(["auto", "none", "required"]) | ANYTHING,
+        "parallel_tool_calls": st.booleans() | SCALARS,
+        "response_format": ANYTHING
+        | st.fixed_dictionaries(
+            {"type": st.sampled_from(["text", "json_object", "json_schema"])}, optional={"json_schema": ANYTHING}
+        ),
+        "chat_template_kwargs": ANYTHING,
+        "reasoning_effort": SCALARS,
+        "enable_thinking": SCALARS,
+    },
+)
+TEXTS = st.fixed_dictionaries(
+    {"model": st.just("scripted-plain"), "prompt": TEXT | st.lists(TEXT | st.integers(-1, 300), max_size=3) | ANYTHING},
+    optional=SHARED | {"logprobs": NUMBERS, "echo": st.booleans() | SCALARS, "suffix": SCALARS, "fim_mode": SCALARS},
+)
+FEW = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def answered(site: Site, path: str, body: dict[str, Any]) -> None:
+    body = {**body, "max_tokens": 3}
+    reply = call(site, "POST", path, json.dumps(body).encode())
+    assert reply.status in (200, 400), (body, reply.body)
+    if reply.status == 400:
+        error = reply.json["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == "invalid_request_error"
+        assert error["message"]
+    elif reply.headers["content-type"] == "text/event-stream":
+        assert not [event for event in reply.events if "error" in event], body
+    else:
+        assert reply.json["usage"]["completion_tokens"] <= 9
+
+
+@FEW
+@given(CHAT)
+def test_chat(site: Site, body: dict[str, Any]) -> None:
+    answered(site, "/v1/chat/completions", body)
+
+
+@FEW
+@given(TEXTS)
+def test_completions(site: Site, body: dict[str, Any]) -> None:
+    answered(site, "/v1/completions", body)
+
+
+@settings(FEW, max_examples=60)
+@given(
+    st.sampled_from(["/v1/tokenize", "/v1/detokenize"]),
+    st.fixed_dictionaries(
+        {}, optional={"text": ANYTHING, "content": ANYTHING, "tokens": ANYTHING | st.lists(st.integers(-1, 400))}
+    ),
+)
+def test_tokens(site: Site, path: str, body: dict[str, Any]) -> None:
+    assert call(site, "POST", path, json.dumps(body).encode()).status in (200, 400)
+
+
+HEADER = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20)
+
+
+@settings(FEW, max_examples=60)
+@given(st.dictionaries(st.sampled_from(["Origin", "Authorization", "X-Api-Key", "x-superfluid-qos", "Accept"]), HEADER))
+def test_headers(site: Site, headers: dict[str, str]) -> None:
+    assert call(site, "GET", "/v1/models", None, **headers).status in (200, 403)
