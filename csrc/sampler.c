@@ -4,9 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
+
 #include "sampler.h"
 
-enum { LANES = 16, BLOCK = 64, WINDOW = 64, MAX_TOP = 20, SMALL_SORT = 48 };
+enum { LANES = 16, BLOCK = 64, STRETCH = 1024, WINDOW = 64, MAX_TOP = 20, SMALL_SORT = 48 };
 
 static const float NO_WEIGHT = -36.7368f; /* ln 2^-53: below it a weight is 0 */
 
@@ -54,7 +58,11 @@ static inline v4f splat(float f)
 /* a where it is larger, else b: NaN in a never wins */
 static inline v4f larger(v4f a, v4f b)
 {
+#ifdef __SSE__
+    return (v4f)_mm_max_ps((__m128)a, (__m128)b); /* the same in one instruction, which gcc does not find by itself */
+#else
     return (v4f)(((v4u)(a > b) & (v4u)a) | (~(v4u)(a > b) & (v4u)b));
+#endif
 }
 
 /* exp(x) for NO_WEIGHT < x <= 0, else 0: 2^k (1 + r + r^2 q(r)), |r| <= ln(2)/2, q fitted for least relative error
@@ -101,17 +109,18 @@ uint32_t sf_argmax(const float *row, uint32_t n)
 {
     if (n == 0 || row[0] != row[0])
         return 0;
-    float best = row_max(row, n);
-    for (uint32_t i = 0; i < n; i += BLOCK) {
-        uint32_t end = min_u32(i + BLOCK, n);
-        int here = 0;
-        for (uint32_t j = i; j < end; j++)
-            here |= row[j] == best;
-        if (here)
-            for (uint32_t j = i; j < end; j++)
-                if (row[j] == best)
-                    return j;
+    float best = -INFINITY;
+    uint32_t found = 0; /* where the first stretch that holds the best begins */
+    for (uint32_t i = 0; i < n; i += STRETCH) {
+        float here = row_max(row + i, min_u32(STRETCH, n - i));
+        if (here > best) {
+            best = here;
+            found = i;
+        }
     }
+    for (uint32_t i = found; i < n; i++)
+        if (row[i] == best)
+            return i;
     return 0;
 }
 
