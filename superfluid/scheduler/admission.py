@@ -192,11 +192,7 @@ class Worker:
         grammar = bias = 0
         try:
             if job.grammar is not None:
-                kind, text = job.grammar
-                request = (
-                    linkw.CreateGrammarStructuralReq(text) if kind == "structural" else linkw.CreateGrammarReq(text)
-                )
-                made = await self.link.sync(request)
+                made = await self.link.sync(create_grammar(*job.grammar))
                 assert isinstance(made, linkw.CreateGrammarOk)
                 grammar = made.grammar_handle
             if job.logit_bias:
@@ -223,6 +219,11 @@ class Worker:
                 await self.link.sync(linkw.FreeLogitBiasReq(bias))
         except (EngineRefused, LinkFault):
             pass  # gone already: nothing is held
+
+
+def create_grammar(kind: str, text: str) -> linkw.StateSyncReq:
+    """The request that makes a grammar: `kind` is structural or schema."""
+    return linkw.CreateGrammarStructuralReq(text) if kind == "structural" else linkw.CreateGrammarReq(text)
 
 
 def admit_of(lane: Lane) -> linkw.LaneAdmit:

@@ -15,14 +15,16 @@ from superfluid.codec.toolcalls.wires import Llama3Wire, Wire
 Json = Any
 
 NO_GRAMMAR = "no tool-call grammar could be compiled for this model"
+CHOICE, FORMAT = "tool_choice", "response_format"  # the fields of a request that demand something
 NO_FORMAT = "the response_format could not be compiled to a grammar for this model"
 
 
 class ConstraintUnsatisfiable(Exception):
-    """A request's template arguments or constraints cannot be met (400)."""
+    """A request's template arguments or constraints cannot be met (400); `param` is the field that asks for it."""
 
-    def __init__(self, words: str) -> None:
+    def __init__(self, words: str, param: str | None = None) -> None:
         super().__init__(f"constraint unsatisfiable: {words}")
+        self.param = param
 
 
 @attrs.frozen
@@ -77,6 +79,11 @@ class Constraint:
     whole_reply: bool = False  # a reply without call markers may be a call
 
     @property
+    def param(self) -> str:
+        """The field that a refusal is about."""
+        return CHOICE if self.forced else FORMAT
+
+    @property
     def forced(self) -> bool:
         return self.choice.forced
 
@@ -101,10 +108,10 @@ def plan(
         declared = [tool for tool in declared if tool.name == choice.name]
         if not declared:
             raise ConstraintUnsatisfiable(
-                f'tool_choice names function "{choice.name}", which is not among the declared tools'
+                f'tool_choice names function "{choice.name}", which is not among the declared tools', CHOICE
             )
     elif choice.mode == "required" and not declared:
-        raise ConstraintUnsatisfiable('tool_choice is "required", but no tools are declared')
+        raise ConstraintUnsatisfiable('tool_choice is "required", but no tools are declared', CHOICE)
     attempts: list[Attempt] = []
     forced = choice.forced
     if declared and not choice.withheld and (forced or lane.wire.auto_held):
@@ -120,7 +127,7 @@ def plan(
             attempts.append(Attempt("schema", compact(schema), holds_calls=True))
         refused = f"{NO_GRAMMAR} (it writes calls on the wire {lane.wire.name})"
         if not lane.wire.forceable or not attempts:
-            raise ConstraintUnsatisfiable(refused)
+            raise ConstraintUnsatisfiable(refused, CHOICE)
         refusal: str | None = refused
     else:
         answer = _answer(lane, response_format)
@@ -151,18 +158,22 @@ def _schema(response_format: Json) -> Json:
     if response_format is None:
         return None
     if not isinstance(response_format, Mapping):
-        raise ConstraintUnsatisfiable("response_format must be an object")
+        raise ConstraintUnsatisfiable("response_format must be an object", FORMAT)
     kind = response_format.get("type", "text")
     if kind == "text":
         return None
     if kind == "json_object":
         return {"type": "object"}
     if kind != "json_schema":
-        raise ConstraintUnsatisfiable(f"response_format type {kind!r} is none of text, json_object, json_schema")
+        raise ConstraintUnsatisfiable(
+            f"response_format type {kind!r} is none of text, json_object, json_schema", FORMAT
+        )
     block = response_format.get("json_schema")
     if block is None:
-        raise ConstraintUnsatisfiable("response_format json_schema has no json_schema block")
+        raise ConstraintUnsatisfiable("response_format json_schema has no json_schema block", FORMAT)
     schema = block.get("schema", block) if isinstance(block, Mapping) else block
     if not isinstance(schema, Mapping):
-        raise ConstraintUnsatisfiable(f"the schema of response_format must be an object, got {str(schema)[:80]}")
+        raise ConstraintUnsatisfiable(
+            f"the schema of response_format must be an object, got {str(schema)[:80]}", FORMAT
+        )
     return schema

@@ -5,6 +5,7 @@ Schemas are closed first (see `schemas`); structural tags are written out as a L
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,8 @@ from superfluid.engines.engine import EngineError, Status
 from superfluid.engines.executor.schemas import close_schema
 from superfluid.engines.executor.structural import MARKER_PREFIX, StructuralWriter
 from superfluid.engines.primitives import Vocabulary
+
+KEPT = 32  # compiled grammars that wait for the next lane
 
 Mask = npt.NDArray[np.uint32]
 
@@ -84,13 +87,33 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Compiles constraints over one vocabulary; the index of its tokens is built at the first one."""
+    """Compiles constraints over one vocabulary; the index of its tokens is built at the first one.
+
+    The last `KEPT` are kept: agents send the same tools with every request.
+    """
 
     def __init__(self, vocabulary: Vocabulary | None) -> None:
         self._vocabulary = vocabulary
+        self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
 
     def schema(self, json_text: str) -> Grammar:
         """A JSON document of a schema. Raises EngineError -127 without a vocabulary or stop token, -114."""
+        return self._keep("schema", json_text, self._schema)
+
+    def structural(self, tag_json: str) -> Grammar:
+        """A structural tag. Raises EngineError -127 (also for a format there is none of), -114."""
+        return self._keep("structural", tag_json, self._structural)
+
+    def _keep(self, kind: str, text: str, make: Callable[[str], Grammar]) -> Grammar:
+        grammar = self._kept.get((kind, text))
+        if grammar is None:
+            grammar = self._kept[kind, text] = make(text)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end((kind, text))
+        return grammar
+
+    def _schema(self, json_text: str) -> Grammar:
         vocabulary = self._usable()
         schema = _parse(json_text)
         if not isinstance(schema, dict | bool):
@@ -98,8 +121,7 @@ class GrammarCompiler:
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(close_schema(schema)))
         return self._compile(vocabulary, grammar, ends_itself=True)
 
-    def structural(self, tag_json: str) -> Grammar:
-        """A structural tag. Raises EngineError -127 (also for a format there is none of), -114."""
+    def _structural(self, tag_json: str) -> Grammar:
         vocabulary = self._usable()
         tag = _parse(tag_json)
         if isinstance(tag, dict) and tag.get("type") == "structural_tag":

@@ -1,0 +1,66 @@
+"""Which grammars a model's worker compiles, asked before an answer starts."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from superfluid.codec.toolcalls.constraints import Attempt, Constraint, ConstraintUnsatisfiable
+from superfluid.daemon.supervisor import ModelFailed
+from superfluid.link import linkw
+from superfluid.scheduler.admission import create_grammar
+from superfluid.scheduler.link import EngineLink, EngineRefused, LinkFault, WorkerGone
+from superfluid.scheduler.loop import Scheduler
+
+REMEMBERED = 512  # verdicts; agents send the same tools with every request
+TRIES = 3  # workers that are asked before one lives long enough to answer
+
+
+class Grammars:
+    """Tries grammars on the worker. A lane's own grammar is made at its admission; what is tried here is freed in the
+    same step, so that nothing is held for a request that waits or leaves."""
+
+    def __init__(self, scheduler: Scheduler, ensure_serving: Callable[[], Awaitable[None]]) -> None:
+        self._scheduler = scheduler
+        self._ensure_serving = ensure_serving
+        self._verdicts: OrderedDict[bytes, bool] = OrderedDict()
+
+    async def choose(self, constraint: Constraint) -> Attempt | None:
+        """The first attempt of a constraint that compiles; none where the lane may run free.
+
+        Raises ConstraintUnsatisfiable when what is demanded cannot be held, ModelFailed without a worker to ask.
+        """
+        for attempt in constraint.attempts:
+            if await self._compiles(attempt):
+                return attempt
+        if constraint.refusal is not None:
+            raise ConstraintUnsatisfiable(constraint.refusal, constraint.param)
+        return None
+
+    async def _compiles(self, attempt: Attempt) -> bool:
+        key = hashlib.blake2b(f"{attempt.kind}:{attempt.text}".encode(), digest_size=16).digest()
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = self._verdicts[key] = await self._try(attempt)
+            if len(self._verdicts) > REMEMBERED:
+                self._verdicts.popitem(last=False)
+        self._verdicts.move_to_end(key)
+        return verdict
+
+    async def _try(self, attempt: Attempt) -> bool:
+        async def compile_and_free(link: EngineLink) -> bool:
+            try:
+                made = await link.sync(create_grammar(attempt.kind, attempt.text))
+                assert isinstance(made, linkw.CreateGrammarOk)
+                await link.sync(linkw.FreeGrammarReq(made.grammar_handle))
+            except (EngineRefused, LinkFault):
+                return False
+            return True
+
+        why = ""
+        for _ in range(TRIES):
+            await self._ensure_serving()
+            try:
+                return await self._scheduler.side(compile_and_free)
+            except WorkerGone as gone:
+                why = gone.reason
+        raise ModelFailed(f"the model's worker died while a grammar was compiled: {why}")
