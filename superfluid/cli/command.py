@@ -1,7 +1,11 @@
 """What all commands share: grouped help, errors in the program's words, hints for what was meant, exit codes."""
 
+import math
+import os
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -43,11 +47,13 @@ class Number(click.ParamType[float]):
             self.fail(f'a number, got "{value}"', param, ctx)
         below = self.low is not None and number < self.low
         above = self.high is not None and number > self.high
-        if below or above or number != number:
+        if below or above or not math.isfinite(number):
             self.fail(f"{self._range()}, got {value}", param, ctx)
         return number
 
     def _range(self) -> str:
+        if self.low is None and self.high is None:
+            return "a finite number"
         if self.high is None:
             return f"at least {self.low:g}"
         if self.low is None:
@@ -72,6 +78,16 @@ class Choice(click.ParamType[str]):
 class Command(click.Command):
     """A command whose flags are shown in groups."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        switches = {flag for param in self.params if getattr(param, "is_flag", False) for flag in _spellings(param)}
+        for argument in args:
+            if argument == "--":
+                break
+            flag, equals, _ = argument.partition("=")
+            if equals and flag in switches:
+                raise CommandError(f"{ctx.info_name} has no option {argument} ({flag} takes no value)", 2)
+        return super().parse_args(ctx, args)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
@@ -81,6 +97,10 @@ class Command(click.Command):
         for name, rows in groups.items():
             with formatter.section(name):
                 formatter.write_dl(rows)
+
+
+def _spellings(param: click.Parameter) -> list[str]:
+    return [*param.opts, *param.secondary_opts]
 
 
 class Program(click.Group):
@@ -95,11 +115,11 @@ class Program(click.Group):
             return name, command, args[1:]
         what = "command" if ctx.parent is None else "action"
         who = "" if ctx.parent is None else f"{ctx.info_name} has "
-        raise CommandError(f'{who}no {what} "{name}"{did_you_mean(name, self.commands)}', 2)
+        raise CommandError(f'{who}no {what} "{name}"{did_you_mean(name, self.list_commands(ctx))}', 2)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0].startswith("-") and args[0] not in ("-h", "--help", "-V", "--version"):
-            raise CommandError(f"{args[0]}: a command must come first ({', '.join(self.commands)})", 2)
+            raise CommandError(f"{args[0]}: a command must come first ({', '.join(self.list_commands(ctx))})", 2)
         if not args:
             click.echo(ctx.get_help(), err=True)
             raise click.exceptions.Exit(2)
@@ -146,14 +166,23 @@ def run(program: click.Command, arguments: Sequence[str], name: str = PROGRAM) -
         return error.code
     except click.UsageError as error:
         say(usage_message(error), name)
-        if error.ctx is not None and not isinstance(error, click.NoSuchOption | click.BadParameter):
+        if error.ctx is not None and getattr(error.ctx.command, "help_on_error", True):
             click.echo(error.ctx.get_help(), err=True)
         return 2
     except (KeyboardInterrupt, click.exceptions.Abort):
         return 130
     except BrokenPipeError:
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more is flushed into it
         return 1
+    except Exception as error:
+        say(f"internal error: {type(error).__name__}: {error} ({_place(error)})", name)
+        return 1
+
+
+def _place(error: BaseException) -> str:
+    """Where an error that nobody expected comes from: the innermost line of this package."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/superfluid/" in frame.filename]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "outside this package"
 
 
 def say(message: str, name: str = PROGRAM) -> None:
@@ -166,15 +195,11 @@ def usage_message(error: click.UsageError) -> str:
     where = error.ctx.info_name if error.ctx is not None else PROGRAM
     if isinstance(error, click.NoSuchOption):
         command = error.ctx.command if error.ctx is not None else None
-        known = [flag for param in command.params for flag in param.opts] if command is not None else []
+        known = [flag for param in command.params for flag in _spellings(param)] if command is not None else []
         typed = error.option_name
         return f"{where} has no option {typed}{did_you_mean(typed, [flag for flag in known if flag.startswith('--')])}"
     if isinstance(error, click.BadOptionUsage):
-        if "requires an argument" in error.message or "requires" in error.message:
-            return f"{error.option_name} needs a value"
-        return f"{where} has no option {error.option_name}=... ({error.option_name} takes no value)"
-    if isinstance(error, click.MissingParameter):
-        return f"{where}: {error.format_message()}"
-    if isinstance(error, click.BadParameter) and error.param is not None and error.param.opts:
+        return f"{error.option_name} needs a value"
+    if isinstance(error, click.BadParameter) and error.param is not None and isinstance(error.param, click.Option):
         return f"{error.param.opts[0]} expects {error.message}"
     return f"{where}: {error.format_message()}"

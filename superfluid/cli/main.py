@@ -3,12 +3,12 @@
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
 from superfluid import __version__
-from superfluid.cli.command import HELP_FLAGS, CommandError, Program, did_you_mean, run
+from superfluid.cli.command import HELP_FLAGS, Command, CommandError, Program, did_you_mean, run
+from superfluid.cli.stop_signals import StoppedBeforeReady, stop_signals
 
 COMMANDS = {
     "serve": "Serve models over HTTP and the session socket",
@@ -39,12 +39,6 @@ class Superfluid(Program):
         command: click.Command = module.command
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        command = self.get_command(ctx, args[0])
-        if command is None:
-            raise CommandError(f'no command "{args[0]}"{did_you_mean(args[0], COMMANDS)}', 2)
-        return args[0], command, args[1:]
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -56,24 +50,23 @@ def program() -> None:
     """One serving daemon for local LLM inference."""
 
 
-@program.command("help", context_settings=HELP_FLAGS)
-@click.argument("name", required=False)
+@program.command("help", cls=Command, context_settings=HELP_FLAGS)
+@click.argument("names", nargs=-1, metavar="[COMMAND]...")
 @click.pass_context
-def show_help(ctx: click.Context, name: str | None) -> None:
+def show_help(ctx: click.Context, names: tuple[str, ...]) -> None:
     """Show the help of a command."""
-    parent = ctx.parent
-    assert parent is not None
-    if name is None:
-        click.echo(parent.get_help())
-        return
-    command = program.get_command(parent, name)
-    if command is None:
-        raise CommandError(f'no command "{name}"{did_you_mean(name, COMMANDS)}', 2)
-    with command.make_context(name, [], parent=parent, resilient_parsing=True) as child:
-        click.echo(child.get_help())
+    shown = ctx.find_root()
+    for name in names:
+        group = shown.command
+        command = group.get_command(shown, name) if isinstance(group, click.Group) else None
+        if command is None:
+            known = group.list_commands(shown) if isinstance(group, click.Group) else []
+            raise CommandError(f'no command "{name}"{did_you_mean(name, known)}', 2)
+        shown = command.context_class(command, info_name=name, parent=shown, **command.context_settings)
+    click.echo(shown.get_help())
 
 
-@program.command("version", context_settings=HELP_FLAGS)
+@program.command("version", cls=Command, context_settings=HELP_FLAGS)
 def show_version() -> None:
     """Print the version."""
     click.echo(f"superfluid {__version__}")
@@ -81,7 +74,14 @@ def show_version() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script."""
-    sys.exit(run(program, sys.argv[1:] if arguments is None else arguments))
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["serve"]:
+        stop_signals.install()  # before its imports: a signal that comes this early ends the start too
+    try:
+        sys.exit(run(program, words))
+    except StoppedBeforeReady as stopped:
+        print(f"superfluid: {stopped} before the server was ready", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

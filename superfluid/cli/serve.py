@@ -1,12 +1,12 @@
-"""`superfluid serve`: the command line, the order of refusals at start, and the run of the daemon."""
+"""`superfluid serve`: what is checked before anything is loaded, in the order that operators rely on."""
 
+import errno
 import os
 import re
-import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,111 +14,33 @@ import attrs
 import click
 import trio
 
-from superfluid.api.http.app import listen
-from superfluid.api.http.context import HttpSettings
-from superfluid.api.http.security import Access, is_loopback
-from superfluid.api.http.server import run_http
-from superfluid.api.socket import SocketTaken, run_socket
-from superfluid.cli.command import HELP_FLAGS, Command, CommandError, did_you_mean, say
+from superfluid.cli.command import HELP_FLAGS, CommandError, did_you_mean, say
 from superfluid.cli.demo import fetch_demo
-from superfluid.cli.serve_flags import DEFAULT_PORT, FLAGS
+from superfluid.cli.serve_flags import FLAGS
+from superfluid.cli.serve_options import ServeCommand, ServeOptions
+from superfluid.cli.serving import serve
+from superfluid.cli.stop_signals import stop_signals
+from superfluid.codec.codec import DIALECTS, UnknownDialect
+from superfluid.daemon.capabilities import refusal
 from superfluid.daemon.daemon import Daemon, served_names
 from superfluid.daemon.generation import SamplingRung
-from superfluid.daemon.model import Model, ModelConfig, ModelFailed
-from superfluid.daemon.runtimes import RuntimeCatalog, RuntimeUnusable
-from superfluid.daemon.start import ServeLock, ServeLocked, store_directory
+from superfluid.daemon.model import Model, ModelConfig
+from superfluid.daemon.runtimes import Runtime, RuntimeCatalog, RuntimeUnusable, runtime_picks
+from superfluid.daemon.start import ServeLock, ServeLocked, make_private, store_directory
+from superfluid.engines.kit.options import Option as RuntimeOption, OptionError
+from superfluid.llama.demo import DemoError, demo_model
 from superfluid.llama.search import LIBRARY_VARIABLE, home_directory
-from superfluid.observe import tasks
-from superfluid.observe.log import LogFilter, configure_logging
+from superfluid.observe.log import LogFilter
 from superfluid.observe.metrics import Metrics
 from superfluid.scheduler.classes import parse_class, parse_class_lanes
+from superfluid.scheduler.keeping import GIGABYTE, KeepSettings, ParkMode
 
 MAX_SOCKET_PATH = 108 if sys.platform == "linux" else 104  # bytes of a socket address, its NUL included
-TEARDOWN = 30.0  # seconds the teardown may take after a drain
-TEARDOWN_CUT = 5.0  # and after a drain that was cut by its timeout
-RUNTIME_OPTION = re.compile(r"--([a-z0-9._-]+?)-([a-z0-9][a-z0-9-]*)\Z")
+LEAST_PREFILL = 64  # a smaller --prefill-budget would not fill a step
+OWNER_ALONE = 0o077  # whatever the server makes is for its owner
 
-
-@attrs.define
-class ServeOptions:
-    """The command line of `serve`, read."""
-
-    models: tuple[str, ...]
-    runtime: tuple[str, ...]
-    offline: bool
-    http: str | None
-    host: str | None
-    port: int | None
-    no_http: bool
-    socket: str | None
-    sessions: str | None
-    api_key: str | None
-    drain_timeout: float
-    max_context: str
-    max_batch: int
-    max_tokens: int | None
-    kv_bits: str
-    dialect: str
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    repeat_penalty: float | None
-    tick_decode_budget: int
-    tick_target_ms: int
-    prefill_budget: int
-    starvation_ticks: int
-    class_lanes: str
-    http_default_qos: str
-    no_http_qos_header: bool
-    http_allow_batch_invariant: bool
-    worker_process: bool
-    log_filter: str
-    log_file: str | None
-    runtime_options: dict[str, str]
-
-    @property
-    def address(self) -> tuple[str, int] | None:
-        """Where HTTP listens; none with --no-http."""
-        if self.no_http:
-            return None
-        if self.http is not None:
-            host, _, port = self.http.rpartition(":")
-            return host.strip("[]"), int(port)
-        return self.host or "127.0.0.1", DEFAULT_PORT if self.port is None else self.port
-
-
-class ServeCommand(Command):
-    """`serve` also takes the options of a runtime, which its worker declares: `--<runtime>-<name> <value>`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        known = {flag: param for param in self.params for flag in (*param.opts, *param.secondary_opts)}
-        kept: list[str] = []
-        found: dict[str, str] = {}
-        runtimes = RuntimeCatalog(home_directory()).ids()
-        rest = iter(args)
-        for argument in rest:
-            flag, equals, value = argument.partition("=")
-            if not flag.startswith("--") or flag in known or flag == "--help":
-                kept.append(argument)
-                takes_value = isinstance(known.get(flag), click.Option) and not known[flag].is_flag  # type: ignore[attr-defined]
-                if takes_value and not equals:
-                    kept += [following for following in [next(rest, None)] if following is not None]
-                continue
-            owner = max((name for name in runtimes if flag.startswith(f"--{name}-")), key=len, default=None)
-            if owner is None:
-                hint = did_you_mean(flag, [name for name in known if name.startswith("--")])
-                raise CommandError(f"serve has no option {flag}{hint}", 2)
-            if not equals:
-                following = next(rest, None)
-                if following is None:
-                    raise CommandError(f"{flag} needs a value", 2)
-                value = following
-            if flag in found:
-                raise CommandError(f"{flag} is given twice", 2)
-            found[flag] = value
-        ctx.meta["runtime_options"] = found
-        return super().parse_args(ctx, kept)
+MODEL_ID = re.compile(r"(?![./~])[^:]*/.*", re.DOTALL)  # of a model that is not on disk (spec: installs, models by id)
+MODEL_FILE = (".gguf", ".base")
 
 
 def run_serve(bare: tuple[str, ...], models: tuple[str, ...], verbose: bool, **flags: Any) -> int:
@@ -127,57 +49,81 @@ def run_serve(bare: tuple[str, ...], models: tuple[str, ...], verbose: bool, **f
     A MODEL is the path of a model file. With none, or the name demo, the demo model is served.
     """
     flags["log_filter"] = "debug" if verbose else flags["log_filter"]
-    runtime_options = click.get_current_context().meta["runtime_options"]
-    return start(ServeOptions(models=(*models, *bare), runtime_options=runtime_options, **flags))
+    meta = click.get_current_context().meta
+    for notice in meta["notices"]:
+        say(notice)
+    return start(ServeOptions(models=(*models, *bare), runtime_options=meta["runtime_options"], **flags))
 
 
 command = ServeCommand("serve", params=FLAGS, callback=run_serve, help=run_serve.__doc__, context_settings=HELP_FLAGS)
 
 
 def start(options: ServeOptions) -> int:
-    """Check everything that can be checked, in the order operators rely on, then serve. Raises CommandError."""
-    check_contradictions(options)
+    """Check everything that can be checked, then serve; the exit code. Raises CommandError."""
+    os.umask(OWNER_ALONE)
     home = home_directory()
-    if options.log_file is not None:
-        redirect_stderr(options.log_file)
+    named = options.models or ("demo",)
+    check_contradictions(options)
+    if options.offline and "demo" in named:
+        demo_offline(home)
     socket_path = choose_socket(options.socket, home)
     address = options.address
     if address is not None:
-        check_port(*address)
-    paths = [model_path(model, home, options.offline) for model in options.models or ("demo",)]
+        check_port(options.address_flag, *address)
     if "--llamacpp-lib" in options.runtime_options:  # worker and tokenizer must use the same build
         os.environ[LIBRARY_VARIABLE] = options.runtime_options["--llamacpp-lib"]
-    catalog = RuntimeCatalog(home, worker_options(options, home))
+    catalog = RuntimeCatalog(home)
+    catalog.options = worker_options(options.runtime_options, catalog.ids())
     sessions = Path(options.sessions) if options.sessions else home / "sessions"
-    metrics = Metrics(os.environ.get("SUPERFLUID_NODE_NAME", "").strip() or socket.gethostname())
     try:
-        models = make_models(options, paths, catalog, sessions, metrics)
+        chosen = choose_runtimes(options, named, home, catalog)
+        check_capabilities(options, chosen)
+        check_runtime_options(options.runtime_options, catalog, chosen)
+        check_classes(options)
+        if options.log_file is not None:
+            redirect_stderr(options.log_file)
         with ServeLock(sessions):
-            return trio.run(
-                serve, options, Daemon(home, models, metrics), socket_path, address, strict_exception_groups=True
-            )
+            make_private(home)
+            daemon = make_daemon(options, chosen, home, sessions)
+            return trio.run(serve, options, daemon, socket_path, stop_signals, strict_exception_groups=True)
     except RuntimeUnusable as error:
         raise CommandError(str(error), error.exit_code) from None
-    except ServeLocked as error:
+    except (ServeLocked, OSError) as error:
         raise CommandError(str(error), 1) from None
+
+
+# ---- the command line
 
 
 def check_contradictions(options: ServeOptions) -> None:
     if options.no_http and (options.http or options.host or options.port is not None):
         raise CommandError("--no-http contradicts --http, --host and --port", 2)
-    if options.http is not None and not re.fullmatch(r".+:\d{1,5}", options.http):
-        raise CommandError(f'--http expects <address>:<port>, got "{options.http}"', 2)
-    if options.max_context != "auto" and not options.max_context.isdigit():
+    if options.http is not None:
+        host, _, port = options.http.rpartition(":")
+        if not host or not re.fullmatch(r"\d{1,5}", port) or int(port) > 65535:
+            raise CommandError(f'--http expects <address>:<port>, got "{options.http}"', 2)
+    if options.max_context is not None and options.max_context != "auto" and not options.max_context.isdecimal():
         raise CommandError(f'--max-context expects a number or auto, got "{options.max_context}"', 2)
+    if 0 < options.prefill_budget < LEAST_PREFILL:
+        raise CommandError(f"--prefill-budget expects 0, or {LEAST_PREFILL} to 4096, got {options.prefill_budget}", 2)
+    if options.park_lossy and options.park is False:
+        raise CommandError("--park-lossy contradicts --no-park", 2)
+    if options.park_lossy and options.kv_bits not in ("0", "16"):
+        raise CommandError(f"--park-lossy needs --kv-bits 16, got {options.kv_bits}", 2)
+    if options.dialect not in DIALECTS:
+        raise CommandError(str(UnknownDialect(options.dialect)), 2)
     try:
         LogFilter.parse(options.log_filter)
     except ValueError as error:
         say(f"--log-filter: {error}; using info")
         options.log_filter = "info"
+
+
+def demo_offline(home: Path) -> None:
+    """Refuse (2) to serve a demo model that would have to be fetched."""
     try:
-        parse_class_lanes(options.class_lanes, options.max_batch)
-        parse_class(options.http_default_qos)
-    except ValueError as error:
+        demo_model(home, offline=True)
+    except DemoError as error:
         raise CommandError(str(error), 2) from None
 
 
@@ -194,13 +140,70 @@ def choose_socket(asked: str | None, home: Path) -> Path:
     return Path("/tmp") / name
 
 
-def check_port(host: str, port: int) -> None:
-    """Bind the address once and free it, so that a taken port is told before a model loads."""
+def check_port(flag: str, host: str, port: int) -> None:
+    """Bind the address once and free it, so that a taken port is told before a model is looked at."""
     try:
-        listen(host, port).close()
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
-        taken = " (another process listens there)" if isinstance(error, OSError) and error.errno == 98 else ""
-        raise CommandError(f"--http {host}:{port}: {error.strerror or error}{taken}", 1) from None
+        taken = " (another process listens there)" if error.errno == errno.EADDRINUSE else ""
+        raise CommandError(f"{flag} {host}:{port}: {error.strerror or error}{taken}", 1) from None
+
+
+# ---- models and runtimes
+
+
+@attrs.frozen
+class Chosen:
+    """A model to serve and the runtime that serves it, with what that says of the model."""
+
+    path: Path
+    name: str
+    runtime: Runtime
+
+
+def choose_runtimes(options: ServeOptions, named: Sequence[str], home: Path, catalog: RuntimeCatalog) -> list[Chosen]:
+    """Each model's file and runtime, in order, a path given twice once. Raises CommandError and RuntimeUnusable."""
+    for model in named:
+        if is_model_id(model):
+            raise CommandError(f"{model}: no runtime here fetches models by id yet; give the path of a file", 1)
+    picks = runtime_picks(options.runtime)
+    paths: list[Path] = []
+    written: dict[Path, str] = {}
+    for model in named:
+        check_pick(model, picks, catalog)
+        path = model_path(model, home, options.offline)
+        if path not in written:
+            written[path] = model
+            paths.append(path)
+    chosen: list[Chosen] = []
+    for path, name in zip(paths, served_names(paths), strict=True):
+        runtime = catalog.pick(path, asked_for(path, written[path], name, picks))
+        reads = runtime.model.get("reads")
+        if reads is not True:
+            raise CommandError(f"{reads or f'runtime {runtime.id} does not read {path}'}", 2)
+        chosen.append(Chosen(path, name, runtime))
+    return chosen
+
+
+def is_model_id(model: str) -> bool:
+    if os.path.exists(model) or model.lower().endswith(MODEL_FILE):
+        return False
+    return MODEL_ID.fullmatch(model) is not None
+
+
+def check_pick(model: str, picks: Mapping[str | None, str | None], catalog: RuntimeCatalog) -> None:
+    """Refuse (2) a pick for `model` that names no runtime, before its file is looked at."""
+    asked = asked_for(Path(model), model, "", picks)
+    if asked is not None:
+        catalog.resolve(asked)
+
+
+def asked_for(path: Path, written: str, name: str, picks: Mapping[str | None, str | None]) -> str | None:
+    """The runtime that `--runtime` picks for a model: by its path, then its stem or served name, else for all."""
+    for key in (written, str(path), path.stem, name, None):
+        if key in picks:
+            return picks[key]
+    return None
 
 
 def model_path(model: str, home: Path, offline: bool) -> Path:
@@ -213,49 +216,101 @@ def model_path(model: str, home: Path, offline: bool) -> Path:
     return path.resolve()
 
 
-def worker_options(options: ServeOptions, home: Path) -> dict[str, list[str]]:
+def check_capabilities(options: ServeOptions, chosen: Sequence[Chosen]) -> None:
+    """Refuse (2) what a runtime's static record declines, in the runtime's own words."""
+    for one in chosen:
+        if options.kv_bits != "0" and (why := refusal(one.runtime.capabilities, "load", "kv_bits")):
+            raise CommandError(f"--kv-bits {options.kv_bits}: {why}", 2)
+        if (
+            options.park_lossy
+            and generates(one.runtime)
+            and (why := refusal(one.runtime.capabilities, "serving", "park_lossy"))
+        ):
+            raise CommandError(f"--park-lossy: {why}", 2)
+
+
+def generates(runtime: Runtime) -> bool:
+    """Whether a runtime's models generate text, as far as it says."""
+    return refusal(runtime.capabilities, "workload", "causal_generation") is None
+
+
+def owner_of(flag: str, runtimes: Sequence[str]) -> str:
+    """The runtime whose option a flag is: the longest id that fits."""
+    return max((name for name in runtimes if flag.startswith(f"--{name}-")), key=len)
+
+
+def worker_options(given: Mapping[str, str], runtimes: Sequence[str]) -> dict[str, list[str]]:
     """The runtimes' own options, by runtime id, as their workers take them."""
-    by_runtime: dict[str, list[str]] = {}
-    ids = RuntimeCatalog(home).ids()
-    for name, value in options.runtime_options.items():
-        owner = max((identity for identity in ids if name.startswith(f"--{identity}-")), key=len)
-        by_runtime.setdefault(owner, []).extend([f"--{name.removeprefix(f'--{owner}-')}", value])
-    return by_runtime
+    found: dict[str, list[str]] = {}
+    for flag, value in given.items():
+        owner = owner_of(flag, runtimes)
+        found.setdefault(owner, []).extend([f"--{flag.removeprefix(f'--{owner}-')}", value])
+    return found
 
 
-def runtime_picks(values: Sequence[str]) -> dict[str | None, str | None]:
-    """`--runtime`: none is the pick for all models; the last of the same key wins, auto takes it back."""
-    picks: dict[str | None, str | None] = {}
-    for value in values:
-        model, equals, name = value.rpartition("=")
-        picks[model if equals else None] = None if name == "auto" else name
-    return picks
+def check_runtime_options(given: Mapping[str, str], catalog: RuntimeCatalog, chosen: Sequence[Chosen]) -> None:
+    """Check options of runtimes against what their workers declare. Raises CommandError 2, RuntimeUnusable."""
+    runtimes = {one.runtime.id: one.runtime for one in chosen}
+    for flag, value in given.items():
+        owner = owner_of(flag, catalog.ids())
+        try:
+            runtime = runtimes.get(owner) or catalog.check(owner)
+        except RuntimeUnusable as error:
+            raise CommandError(f"{flag} cannot be checked: {error}", 2) from None
+        if not runtime.available:
+            raise CommandError(f"{flag} cannot be checked: runtime {owner} cannot run here: {runtime.reason}", 2)
+        declared = {f"--{owner}-{entry['name']}": RuntimeOption.from_report(entry) for entry in runtime.options}
+        if flag not in declared:
+            takes = ", ".join(declared) or "none"
+            raise CommandError(
+                f"runtime {owner} has no option {flag}{did_you_mean(flag, declared)}; it takes {takes}", 2
+            )
+        try:
+            declared[flag].parse(value)
+        except OptionError as error:
+            raise CommandError(f"{flag}: {error}", 2) from None
+    for one in chosen:
+        if one.runtime.id in catalog.refused_options:  # none by itself is wrong
+            raise catalog.refused_options[one.runtime.id]
 
 
-def make_models(
-    options: ServeOptions, paths: Sequence[Path], catalog: RuntimeCatalog, sessions: Path, metrics: Metrics
-) -> list[Model]:
-    """The models, each with the runtime that serves it and its facts, nothing loaded yet."""
-    picks = runtime_picks(options.runtime)
+def check_classes(options: ServeOptions) -> None:
+    try:
+        parse_class_lanes(options.class_lanes, options.max_batch)
+        parse_class(options.http_default_qos)
+    except ValueError as error:
+        text = str(error)
+        raise CommandError(text if text.startswith("--") else f"--http-default-qos: {text}", 2) from None
+
+
+# ---- the daemon
+
+
+def redirect_stderr(path: str) -> None:
+    """Append stderr, the workers' included, to a file. Raises CommandError 1."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise CommandError(f"--log-file {path}: {error.strerror}", 1) from None
+    os.fchmod(descriptor, 0o600)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def make_daemon(options: ServeOptions, chosen: Sequence[Chosen], home: Path, sessions: Path) -> Daemon:
+    """The daemon and its models, nothing loaded yet. Raises CommandError 2 when `auto` finds no window."""
+    metrics = Metrics(os.environ.get("SUPERFLUID_NODE_NAME", "").strip() or socket.gethostname())
     models: list[Model] = []
-    unique = list(dict.fromkeys(paths))
-    for index, (path, name) in enumerate(zip(unique, served_names(unique), strict=True)):
-        pick = picks.get(str(path), picks.get(path.stem, picks.get(name, picks.get(None))))
-        catalog.pick(path, pick)
-        runtime = catalog.check(catalog.pick(path, pick).id, path)
-        facts = runtime.report.get("model") or {}
-        if facts.get("reads") is not True and runtime.formats:
-            raise CommandError(f"{path}: {facts.get('reads') or 'its runtime does not read it'}", 2)
-        unusable_options(runtime.report, options)
+    for index, one in enumerate(chosen):
         config = ModelConfig(
-            name=name,
-            path=path,
-            runtime=runtime,
-            options=catalog.options.get(runtime.id, []),
-            store=store_directory(sessions, name, default=index == 0),
-            max_context=None if options.max_context == "auto" else int(options.max_context),
+            name=one.name,
+            path=one.path,
+            runtime=one.runtime,
+            options=worker_options(options.runtime_options, [one.runtime.id]).get(one.runtime.id, []),
+            store=store_directory(sessions, one.name, default=index == 0),
+            max_context=None if options.max_context in (None, "auto") else int(options.max_context),
             max_batch=options.max_batch,
-            kv_bits=int(options.kv_bits),
+            kv_bits=16 if options.park_lossy else int(options.kv_bits),
             dialect=options.dialect,
             max_tokens=options.max_tokens,
             operator=SamplingRung(
@@ -266,125 +321,39 @@ def make_models(
             prefill_budget=options.prefill_budget,
             starvation_ticks=options.starvation_ticks,
             class_lanes=parse_class_lanes(options.class_lanes, options.max_batch),
-            worker_process=options.worker_process,
+            keep=keep_settings(options),
+            in_process=choose_in_process(options, chosen),
         )
-        models.append(Model(config, metrics.model(name)))
-    return models
+        model = Model(config, metrics.model(one.name))
+        if options.max_context == "auto" and not model.planned.sized:
+            raise CommandError(f"--max-context auto: {model.planned.why}; give a number", 2)
+        models.append(model)
+    return Daemon(home, models, metrics)
 
 
-def unusable_options(report: dict[str, Any], options: ServeOptions) -> None:
-    """Refuse (2) what the runtime's static record declines, in the runtime's own words."""
-    load = (report.get("capabilities") or {}).get("load") or {}
-    leaf = load.get("kv_bits") if isinstance(load, dict) else None
-    if options.kv_bits != "0" and (leaf is False or isinstance(leaf, str)):
-        raise CommandError(f"--kv-bits {options.kv_bits}: {leaf or 'not supported'}", 2)
+def keep_settings(options: ServeOptions) -> KeepSettings:
+    """What is kept of finished lanes."""
+    park = ParkMode.WITHIN_BUDGET
+    if options.park or options.park_lossy:
+        park = ParkMode.ALWAYS
+    elif options.park is False:
+        park = ParkMode.NEVER
+    return KeepSettings(
+        park, options.park_lossy, int(options.park_budget_gb * GIGABYTE), int(options.cache_disk_gb * GIGABYTE)
+    )
 
 
-def redirect_stderr(path: str) -> None:
-    """Append stderr, the workers' included, to a file. Raises CommandError 1."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    except OSError as error:
-        raise CommandError(f"--log-file {path}: {error.strerror}", 1) from None
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+def choose_in_process(options: ServeOptions, chosen: Sequence[Chosen]) -> Any:
+    """With --no-worker-process, the worker to run on a thread; none where a process of its own is needed."""
+    if options.worker_process:
+        return None
+    if len(chosen) > 1:
+        say("--no-worker-process is ignored: several models are served, each by a process of its own")
+        return None
+    runtime = chosen[0].runtime
+    if not runtime.built_in:
+        say(f"--no-worker-process is ignored: the worker of {runtime.id} is a program of its own")
+        return None
+    from superfluid.cli.in_process import in_process_worker  # an engine comes into this process only when asked for
 
-
-async def serve(options: ServeOptions, daemon: Daemon, socket_path: Path, address: tuple[str, int] | None) -> int:
-    """Serve until a signal drains the daemon; the exit code."""
-    configure_logging(options.log_filter)
-    trio.lowlevel.current_task().name = "daemon"
-    ready = failed = False
-    code = 1
-    try:
-        async with trio.open_nursery() as nursery:
-            stop = trio.Event()
-            await nursery.start(watch_signals, daemon, stop, nursery.cancel_scope, name="signals")
-            for model in daemon.models:
-                runtime = model.config.runtime
-                say(
-                    f"runtime {runtime.id} serves {model.config.path} "
-                    f"({runtime.version}, {runtime.worker.source}: {runtime.worker.path})"
-                )
-                say(f"context window {model.planned.tokens} tokens ({model.planned.why})")
-            await nursery.start(daemon.run, name="registry")
-            await nursery.start(run_socket, daemon, socket_path, name="session-socket")
-            say(f"serving on {socket_path}")
-            if address is not None:
-                access = Access(address[0], options.api_key)
-                settings = HttpSettings(
-                    parse_class(options.http_default_qos),
-                    not options.no_http_qos_header,
-                    options.http_allow_batch_invariant,
-                )
-                port = await nursery.start(
-                    run_http, daemon, *address, access, settings, options.drain_timeout, name="http"
-                )
-                shown = f"[{address[0]}]" if ":" in address[0] else address[0]
-                say(f"openai api on http://{shown}:{port} ({who_may_ask(access)})")
-            ready = True
-            await daemon.drain_started.wait()
-            await drain(options, daemon, stop)
-            code = 0
-            nursery.cancel_scope.cancel()
-    except* (ModelFailed, SocketTaken, OSError) as group:
-        for error in leaves(group):
-            say(str(error))
-        failed = True
-    if failed:
-        return 1
-    return code if ready or daemon.draining else 1
-
-
-async def drain(options: ServeOptions, daemon: Daemon, stop: trio.Event) -> None:
-    """Let what is in flight finish, for the drain timeout or until a second signal."""
-    say("draining: no new requests are taken")
-    async with trio.open_nursery() as nursery:
-
-        async def until_stopped() -> None:
-            await stop.wait()
-            nursery.cancel_scope.cancel()
-
-        nursery.start_soon(until_stopped, name="second-signal")
-        with trio.move_on_after(options.drain_timeout) as limit:
-            await daemon.idle()
-        nursery.cancel_scope.cancel()
-    if limit.cancelled_caught:
-        say(f"drain timeout of {options.drain_timeout:g} s: what still ran is cut")
-
-
-async def watch_signals(
-    daemon: Daemon,
-    stop: trio.Event,
-    scope: trio.CancelScope,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """SIGTERM, SIGINT and SIGUSR1 drain, the second stops at once, SIGUSR2 prints the task tree."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2) as signals:
-        task_status.started()
-        async for number in signals:
-            if number == signal.SIGUSR2:
-                sys.stderr.write(tasks.dump_text(trio.lowlevel.current_root_task()))
-                sys.stderr.flush()
-            elif daemon.draining:
-                stop.set()
-            elif not all(model.loaded for model in daemon.models):
-                scope.cancel()  # not ready yet: there is nothing to drain
-            else:
-                daemon.drain()
-
-
-def who_may_ask(access: Access) -> str:
-    if not access.open:
-        return "an API key is wanted"
-    if is_loopback(access.listen_host):
-        return "open to this machine, no API key"
-    return "OPEN TO THE NETWORK, no API key"
-
-
-def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    """The exceptions of a group and of the groups inside it."""
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
+    return in_process_worker(runtime.id)

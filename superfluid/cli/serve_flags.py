@@ -4,8 +4,29 @@ import click
 
 from superfluid.cli.command import Choice, Number, Option
 
+DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8453
 KV_BITS = ("0", "4", "8", "16", "84")
+
+_AUTOMATIC = "the runtime and the scheduler do this by themselves"
+_OF_THE_STORE = "it is kept below --sessions"
+IGNORED: dict[str, tuple[bool, str]] = {
+    "--paged-kv": (False, _AUTOMATIC),
+    "--prefix-cache": (False, "it is always on"),
+    "--continuous-batching": (False, "it is always on; --max-batch sets its lanes"),
+    "--paged-weights": (False, _AUTOMATIC),
+    "--no-paged-weights-retry": (False, _AUTOMATIC),
+    "--no-baked-decode": (False, _AUTOMATIC),
+    "--prefix-cache-file": (True, _OF_THE_STORE),
+    "--prefix-cache-save-interval": (True, _OF_THE_STORE),
+    "--files-dir": (True, _OF_THE_STORE),
+    "--media-dir": (True, _OF_THE_STORE),
+    "--prefill-chunk": (True, "--prefill-budget bounds a tick's prefill"),
+    "--metallib": (True, "the runtime finds its own"),
+    "--gpu-wait-timeout-ms": (True, _AUTOMATIC),
+    "--decode-replay": (True, _AUTOMATIC),
+}
+"""Accepted and ignored: whether a value follows, and what replaced the flag."""
 
 FLAGS: list[click.Parameter] = [
     click.Argument(["bare"], nargs=-1, metavar="[MODEL]..."),
@@ -45,9 +66,8 @@ FLAGS: list[click.Parameter] = [
     Option(
         ["--max-context"],
         group="Generation",
-        default="auto",
         metavar="N|auto",
-        help="Tokens per lane; auto takes what memory affords.",
+        help="Tokens per lane (auto: what memory affords).",
     ),
     Option(
         ["--max-batch", "--max-batch-size"],
@@ -75,10 +95,9 @@ FLAGS: list[click.Parameter] = [
     Option(
         ["--dialect"],
         group="Generation",
-        type=Choice("auto", "chatml", "template", "raw"),
         default="auto",
         metavar="NAME",
-        help="auto, chatml, template or raw.",
+        help="auto, chatml, atem, template or raw.",
     ),
     Option(
         ["--temperature"],
@@ -101,6 +120,30 @@ FLAGS: list[click.Parameter] = [
         metavar="R",
         help="For requests that set none.",
     ),
+    # Sessions
+    Option(
+        ["--park/--no-park"],
+        group="Sessions",
+        default=None,
+        help="Always keep the state of finished sessions on disk; never; by default as far as it costs little.",
+    ),
+    Option(["--park-lossy"], group="Sessions", is_flag=True, help="The same as --park, in 8 bits."),
+    Option(
+        ["--park-budget-gb"],
+        group="Sessions",
+        type=Number(0, whole=False),
+        default=20.0,
+        metavar="N",
+        help="Disk that parked sessions may take; 0 is no bound.",
+    ),
+    Option(
+        ["--cache-disk-gb"],
+        group="Sessions",
+        type=Number(0, whole=False),
+        default=4.0,
+        metavar="N",
+        help="Disk that the prefix cache may take; 0 is none.",
+    ),
     # Scheduling
     Option(
         ["--tick-decode-budget"],
@@ -121,7 +164,7 @@ FLAGS: list[click.Parameter] = [
     Option(
         ["--prefill-budget"],
         group="Scheduling",
-        type=Number(0),
+        type=Number(0, 4096),
         default=4096,
         metavar="N",
         help="Prompt tokens per tick, 64 to 4096; 0 adapts.",
@@ -160,5 +203,13 @@ FLAGS: list[click.Parameter] = [
         ["--log-filter"], group="Logging", default="info", metavar="DIRECTIVE", help="Levels, overall and by target."
     ),
     Option(["-v", "--verbose"], group="Logging", is_flag=True, help="The same as --log-filter debug."),
+    Option(["--log-dir"], group="Logging", metavar="DIR", help="JSON logs in files of this directory."),
     Option(["--log-file"], group="Logging", metavar="PATH", help="Append stderr to a file."),
+    Option(
+        ["--config"],
+        group="Configuration",
+        metavar="FILE",
+        expose_value=False,
+        help="A TOML file of flags, without their dashes; the command line wins.",
+    ),
 ]

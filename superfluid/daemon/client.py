@@ -58,6 +58,7 @@ class WorkerLink:
         self._replied = trio.Event()
         self._on_emit: OnLaneEmit | None = None
         self._gone: str | None = None
+        self._unread = False  # the worker ended without reading the last request
         self._state_ops = StateOps(channel, descriptors)
         self._unanswered: list[object] = []  # sent ahead of the next request
 
@@ -124,9 +125,14 @@ class WorkerLink:
         """
         why = "the worker closed its link"
         try:
-            while frames := await self._channel.receive_frames():
-                for frame in frames:
-                    self._route(frame)
+            try:
+                while frames := await self._channel.receive_frames():
+                    for frame in frames:
+                        self._route(frame)
+            except trio.BrokenResourceError as error:
+                if not isinstance(error.__cause__, ConnectionResetError):
+                    raise
+                self._unread = True  # that is what a peer's end says when it leaves bytes unread
             if describe is not None:
                 why = await describe()
         except (EnvelopeError, trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
@@ -159,7 +165,7 @@ class WorkerLink:
         """Send a request, right after what `before` sends, and wait for its reply."""
         async with self._requests:
             if self._gone is not None:
-                raise WorkerGone(self._gone)
+                raise WorkerGone(self._gone, unread=True)
             self._reply = None
             self._replied = trio.Event()
             ahead, self._unanswered = self._unanswered, []
@@ -171,12 +177,12 @@ class WorkerLink:
                 self._awaited = self._channel.next_seq  # set first: the reply may be read before `send` returns
                 await self._channel.send(message)
             except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
-                raise WorkerGone("the worker closed its link") from error
+                raise WorkerGone("the worker closed its link", unread=True) from error
             with trio.CancelScope(shield=True):  # a reply left unread would answer the next request
                 await self._replied.wait()
             frame = self._reply
             if frame is None:
-                raise WorkerGone(self._gone or "the link was closed")
+                raise WorkerGone(self._gone or "the link was closed", unread=self._unread)
             try:
                 reply = decode_message(frame)
             except PostcardError as error:

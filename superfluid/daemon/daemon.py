@@ -1,13 +1,17 @@
 """The daemon: the models it serves, its metrics, and its drain; what every API and command talks to."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
+import orjson
 import trio
 
 from superfluid.daemon.model import Model, ModelFailed
 from superfluid.observe.metrics import Metrics
+
+UNNAMED = "superfluid"  # the name of a model whose path has none
 
 
 class UnknownModel(Exception):
@@ -30,6 +34,8 @@ class Daemon:
     models: list[Model]
     metrics: Metrics
     drain_started: trio.Event = attrs.Factory(trio.Event)
+    _answers: int = 0
+    _answered: trio.Event = attrs.Factory(trio.Event)
 
     @property
     def default(self) -> Model:
@@ -67,10 +73,24 @@ class Daemon:
                 await nursery.start(model.run, name=f"model:{model.name}")
             task_status.started()
 
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Held by whoever answers a request: a drain waits until nobody does."""
+        self._answers += 1
+        try:
+            yield
+        finally:
+            self._answers -= 1
+            if not self._answers:
+                self._answered.set()
+
     async def idle(self) -> None:
-        """Wait until no generation is queued or runs."""
+        """Wait until no generation is queued or runs, and every answer is on its way."""
         for model in self.models:
             await model.idle()
+        while self._answers:
+            self._answered = trio.Event()
+            await self._answered.wait()
 
 
 def _listed(models: Iterable[Model]) -> str:
@@ -78,10 +98,26 @@ def _listed(models: Iterable[Model]) -> str:
 
 
 def served_names(paths: Sequence[Path]) -> list[str]:
-    """A name for each model path: its stem; when that is taken, its file name, then its folder with it."""
+    """A name for each model path: the id of a `hub.json` beside it, else its stem; should that be taken, the first
+    that is free of its variant, its file name, and its folder with it."""
     names: list[str] = []
     for path in paths:
-        stem = path.stem if path.is_file() else path.name
-        candidates = [stem or "superfluid", path.name, f"{path.parent.name}/{path.name}"]
-        names.append(next((name for name in candidates if name not in names), str(path)))
+        hub = _read_hub(path)
+        stem = path.name if path.is_dir() else path.stem
+        name = hub.get("id") or stem or UNNAMED
+        candidates = [name, path.name, f"{path.parent.name}/{path.name}"]
+        if hub.get("variant"):
+            candidates.insert(1, f"{name}:{hub['variant']}")
+        names.append(next((candidate for candidate in candidates if candidate not in names), str(path)))
     return names
+
+
+def _read_hub(path: Path) -> dict[str, str]:
+    """The id and variant that a `hub.json` beside a model gives it; empty when there is none that can be read."""
+    try:
+        hub = orjson.loads((path if path.is_dir() else path.parent).joinpath("hub.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(hub, dict):
+        return {}
+    return {key: hub[key].strip() for key in ("id", "variant") if isinstance(hub.get(key), str)}

@@ -4,6 +4,7 @@ The worker gets its socket ends as descriptors 3 and 4 and nothing else of the d
 (a terminal's Ctrl-C reaches only the daemon), and no credential variables.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -13,6 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import attrs
 import trio
@@ -44,6 +46,31 @@ def last_words(stderr: str | Sequence[str]) -> str:
     """The last non-blank lines a program wrote, joined by ` / `."""
     lines = stderr.splitlines() if isinstance(stderr, str) else stderr
     return " / ".join([line.strip() for line in lines if line.strip()][-LAST_WORDS:])
+
+
+class Host(Protocol):
+    """A started worker. Its owner runs `wait` in a task while it lives, and `close` when it is done with it."""
+
+    @property
+    def frames(self) -> trio.SocketStream: ...
+
+    @property
+    def descriptors(self) -> socket.socket: ...
+
+    @property
+    def ended(self) -> trio.Event: ...
+
+    @property
+    def running(self) -> bool: ...
+
+    async def wait(self) -> None:
+        """Return when the worker has ended."""
+
+    def describe_end(self) -> str:
+        """How it ended, with its last words."""
+
+    async def close(self) -> None:
+        """Close the link and end the worker; returns when it is gone."""
 
 
 @attrs.define
@@ -123,8 +150,12 @@ class EngineHost:
             await trio.sleep(BUSY_PAUSE)
         raise AssertionError("unreachable")
 
-    async def wait(self) -> int:
-        """Copy the worker's stderr to ours until it ends; its exit code, negative for a signal."""
+    @property
+    def running(self) -> bool:
+        return self.status is None
+
+    async def wait(self) -> None:
+        """Copy the worker's stderr to ours until it ends."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._copy_stderr, name=f"worker-stderr:{self.pid}")
             await trio.lowlevel.wait_readable(self.pidfd)
@@ -133,8 +164,6 @@ class EngineHost:
                 await self._drained.wait()
             nursery.cancel_scope.cancel()
         self.ended.set()
-        assert self.status is not None
-        return self.status
 
     _drained: trio.Event = attrs.field(factory=trio.Event, alias="drained")
 
@@ -149,8 +178,8 @@ class EngineHost:
                     continue
                 if not data:
                     break
-                sys.stderr.buffer.write(data)
-                sys.stderr.buffer.flush()
+                # whoever reads our stderr may be slow: that holds up the worker, never the event loop
+                await trio.to_thread.run_sync(_write_stderr, data, abandon_on_cancel=True)
                 *whole, partial = (partial + data).split(b"\n")
                 self.lines.extend(line.decode(errors="replace") for line in whole)
         finally:
@@ -200,6 +229,12 @@ class EngineHost:
                 self.reap()
         os.close(self.pidfd)
         os.close(self.stderr)
+
+
+def _write_stderr(data: bytes) -> None:
+    with contextlib.suppress(OSError, ValueError):  # closed: nobody is told
+        sys.stderr.buffer.write(data)
+        sys.stderr.buffer.flush()
 
 
 def module_command(module: str) -> list[str]:

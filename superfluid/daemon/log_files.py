@@ -8,18 +8,14 @@ from superfluid.sessions.files import Files
 
 @attrs.define
 class WatchedFiles(Files):
-    """File operations of a store opened in a daemon's event loop; `sync_failed` is set when a sync fails.
+    """File operations of a store that is opened in a daemon's event loop; `sync_failed` is set when a sync fails."""
 
-    `inner` does the work.
-    """
-
-    inner: Files = attrs.Factory(Files)
     sync_failed: trio.Event = attrs.Factory(trio.Event)
     _token: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
 
     def sync(self, descriptor: int) -> None:
         try:
-            self.inner.sync(descriptor)
+            super().sync(descriptor)
         except OSError:
             self._token.run_sync_soon(self._tell)
             raise

@@ -1,54 +1,46 @@
-"""One served model: its store, its codec, its scheduler, and the supervision of its worker."""
+"""One served model: its store, its codec, its scheduler, and what keeps its worker running."""
 
-import contextlib
 import logging
-import math
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 import trio
 
+from superfluid.codec.channels import Router
 from superfluid.codec.codec import Codec
-from superfluid.codec.tokenizer import GgufTokenizer, Tokenizer
-from superfluid.daemon.capabilities import differing
-from superfluid.daemon.client import WorkerLink
+from superfluid.codec.tokenizer import Tokenizer
+from superfluid.codec.tokenizers.gguf import GgufTokenizer
 from superfluid.daemon.generation import GenerateOptions, Sampling, SamplingRung, settle
-from superfluid.daemon.host import EngineHost, WorkerStartError
+from superfluid.daemon.grammars import Grammars
+from superfluid.daemon.host import EngineHost, Host
+from superfluid.daemon.in_process import ServeInProcess, ThreadHost
+from superfluid.daemon.log_files import WatchedFiles
 from superfluid.daemon.runtimes import Runtime
 from superfluid.daemon.sessions import Sessions
 from superfluid.daemon.sizing import Window, choose_window
+from superfluid.daemon.supervisor import ModelFailed as ModelFailed, Supervisor
 from superfluid.link.codes import PARAM_IGNORE_EOS
 from superfluid.link.events import Body, Channel, GenerationPrompt, GenParams
 from superfluid.link.linkw import SamplingParams
+from superfluid.llama.library import LibraryError, LoadError
 from superfluid.llama.vocab import Vocab
 from superfluid.observe.metrics import ModelMetrics
 from superfluid.scheduler.classes import Class
 from superfluid.scheduler.generation import Generation, Job
-from superfluid.scheduler.link import WorkerGone
+from superfluid.scheduler.keeping import Keeper, KeepSettings
 from superfluid.scheduler.loop import Scheduler, SchedulerConfig
 from superfluid.scheduler.planner import Settings
-from superfluid.sessions.errors import StreamTooLong
+from superfluid.sessions.errors import StoreError, StreamTooLong
 from superfluid.sessions.store import Store
 
-RESPAWNS = 3  # in a row without a good tick; then the model is retired until its next request
-RELOAD_PAUSE = 10.0  # seconds before a reload that failed is tried again
+REOPEN_PAUSE = 1.0  # seconds between two tries to read the log back after a sync of it failed
 RENDER_THREADS = 2  # rendering and tokenizing that may be slow runs in these, off the event loop
-ENDING = 1.0  # seconds that an ended link waits for the exit status of its process
 DEFAULT_TICK_TARGET_MS = 2000
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
-
-
-class ModelFailed(Exception):
-    """The model does not serve; the message says why. `retry_after`: seconds after which a request may try again."""
-
-    def __init__(self, message: str, retry_after: float = RELOAD_PAUSE) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 @attrs.frozen
@@ -71,7 +63,8 @@ class ModelConfig:
     prefill_budget: int = 4096
     starvation_ticks: int = 8
     class_lanes: dict[Class, int] = attrs.Factory(dict)
-    worker_process: bool = True
+    keep: KeepSettings = attrs.Factory(KeepSettings)
+    in_process: ServeInProcess | None = None
 
 
 @attrs.frozen
@@ -93,20 +86,32 @@ class Model:
         self.metrics = metrics
         facts = config.runtime.report.get("model") or {}
         self.planned: Window = choose_window(config.max_context, facts.get("sizing"), config.max_batch)
-        self.record: dict[str, Any] = {}
-        self.window = self.planned.tokens
-        self.loaded = False
+        self.supervisor = Supervisor(self.name, self._spawn, metrics, respawns=config.in_process is None)
         self._threads = trio.CapacityLimiter(RENDER_THREADS)
-        self._wanted = trio.Event()  # a request asks for the retired model
-        self._serving = trio.Event()
-        self._retired: str | None = None
-        self._changed = ""
-        self._failed_at = -math.inf
+        self._opened = trio.Event()  # the store is
+        self._ready = trio.Event()  # everything but the worker is
 
     store: Store
     codec: Codec
+    keeper: Keeper
     scheduler: Scheduler
     sessions: Sessions
+    grammars: Grammars
+
+    @property
+    def loaded(self) -> bool:
+        """Whether a worker serves it now."""
+        return self.supervisor.loaded
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The capability record of the loaded model; empty while it is retired."""
+        return self.supervisor.record
+
+    @property
+    def window(self) -> int:
+        """Longest stream in tokens, as the last worker allowed."""
+        return self.supervisor.window or self.planned.tokens
 
     @property
     def runtime_id(self) -> str:
@@ -132,31 +137,65 @@ class Model:
     # ---- life
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Open the store and the codec, start the worker, and keep it running; started when it serves.
+        """Open the store and the codec while the first worker loads, then keep one running; started when it serves.
 
-        Raises ModelFailed when the model cannot be served at all, StoreError when its log cannot be opened.
+        Raises ModelFailed when the model cannot be served at all, DialectRefused, StoreError when its log cannot be
+        opened.
         """
-        async with trio.open_nursery() as nursery:
-            await self._open_codec_and_store()
-            await nursery.start(self.store.run, name=f"wal:{self.name}")
-            config = SchedulerConfig(self.config.max_batch, self.config.class_lanes, self._settings())
-            self.scheduler = Scheduler(self.store, self.codec, config, self.metrics, self.name)
-            self.sessions = Sessions(self)
-            try:
-                await self._supervise(task_status)
-            finally:
-                nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._open, nursery, name=f"open:{self.name}")
+                await self.supervisor.run(self._when_opened, task_status)
+        finally:
+            if self._opened.is_set():
                 self.store.close()
 
-    async def _open_codec_and_store(self) -> None:
-        async def open_codec() -> None:
-            tokenizer = await self.in_thread(open_tokenizer, self.config.path)
-            self.codec = await self.in_thread(Codec.open, tokenizer, self.config.dialect)
-            await self.in_thread(self.codec.fingerprint)
+    async def _open(self, nursery: trio.Nursery) -> None:
+        files = WatchedFiles()
+        async with trio.open_nursery() as opening:
+            opening.start_soon(self._open_codec, name=f"codec:{self.name}")
+            self.store = await trio.to_thread.run_sync(Store.open, self.config.store, files)
+            self._opened.set()
+            self.keeper = await trio.to_thread.run_sync(Keeper.open, self.config.store, self.config.keep, self.metrics)
+        await nursery.start(self.store.run, name=f"wal:{self.name}")
+        nursery.start_soon(self._keep_log_open, files, name=f"log:{self.name}")
+        await nursery.start(self.keeper.run, name=f"keeper:{self.name}")
+        config = SchedulerConfig(self.config.max_batch, self.config.class_lanes, self._settings())
+        self.scheduler = Scheduler(self.store, self.codec, config, self.metrics, self.name, self.keeper)
+        self.sessions = Sessions(self)
+        self.grammars = Grammars(self.scheduler, self.ensure_serving)
+        self._ready.set()
 
-        async with trio.open_nursery() as loading:
-            loading.start_soon(open_codec, name=f"codec:{self.name}")
-            self.store = await trio.to_thread.run_sync(Store.open, self.config.store)
+    async def _open_codec(self) -> None:
+        try:
+            tokenizer = await self.in_thread(open_tokenizer, self.config.path)
+        except (LibraryError, LoadError) as error:
+            raise ModelFailed(f"the tokenizer of {self.config.path} does not open: {error}") from None
+        self.codec = await self.in_thread(Codec.open, tokenizer, self.config.dialect)
+        await self.in_thread(self.codec.fingerprint)
+
+    async def _when_opened(self) -> Scheduler:
+        await self._ready.wait()
+        return self.scheduler
+
+    async def _keep_log_open(self, files: WatchedFiles) -> None:
+        """After a sync that failed: read back what is on the disk, as soon as that can be done.
+
+        Until then everything that would be written is refused; what is durable stays as it is.
+        """
+        while True:
+            await files.sync_failed.wait()
+            files.sync_failed = trio.Event()
+            why = "a sync of the log failed"
+            while self.store.failed:
+                log.error("%s: nothing is taken until the log can be written again: %s", self.name, why)
+                await trio.sleep(REOPEN_PAUSE)
+                try:
+                    self.store.reopen()
+                except StoreError as error:
+                    why = str(error)
+                else:
+                    log.warning("%s: the log was read back and is written again", self.name)
 
     def _settings(self) -> Settings:
         return Settings(
@@ -166,140 +205,28 @@ class Model:
             decode_budget=self.config.tick_decode_budget or None,
         )
 
-    async def _supervise(self, task_status: trio.TaskStatus[None]) -> None:
-        """Start worker after worker: at most `RESPAWNS` in a row without a good tick, then only when asked to."""
-        first = True
-        tries = 0
-        while True:
-            ticks = self.metrics.ticks_total
-            try:
-                why = await self._live(task_status if first else None)
-            except ModelFailed as error:
-                if first:
-                    raise
-                why = str(error)
-            else:
-                first = False
-                if self.metrics.ticks_total > ticks:
-                    tries = 0
-            self.loaded = False
-            if tries >= RESPAWNS or self._changed:
-                why = self._changed or why
-                await self._retire(why)
-                tries = 0
-                self._changed = ""
-                continue
-            tries += 1
-            self.metrics.worker_respawns_total += 1
-            log.warning("%s: %s; starting it again (%d of %d)", self.name, why, tries, RESPAWNS)
-
-    async def _live(self, task_status: trio.TaskStatus[None] | None) -> str:
-        """One worker from start to end; why it ended. Raises ModelFailed when it did not come to serve."""
-        command = self.config.runtime.serve_command(
-            self.config.path,
+    async def _spawn(self) -> Host:
+        """Start a worker. Raises WorkerStartError."""
+        config = self.config
+        arguments = config.runtime.serve_arguments(
+            config.path,
             max_context=self.planned.tokens,
-            max_batch=self.config.max_batch,
-            kv_bits=self.config.kv_bits,
-            options=self.config.options,
+            max_batch=config.max_batch,
+            kv_bits=config.kv_bits,
+            options=config.options,
         )
-        try:
-            host = await EngineHost.spawn(command)
-        except WorkerStartError as error:
-            raise ModelFailed(str(error)) from error
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(host.wait, name=f"worker:{self.name}")
-
-                async def how_it_ended() -> str:
-                    with trio.move_on_after(ENDING):
-                        await host.ended.wait()
-                    return host.describe_end()
-
-                try:
-                    link = await WorkerLink.open(host.frames, host.descriptors)
-                except WorkerGone as gone:
-                    how = await how_it_ended()
-                    nursery.cancel_scope.cancel()
-                    raise ModelFailed(f"{gone}: {how}" if host.status is None else how) from gone
-                try:
-                    why = await self._schedule_over(link, nursery, how_it_ended, task_status)
-                finally:
-                    link.close()
-                nursery.cancel_scope.cancel()
-        except* ModelFailed as group:
-            raise group.exceptions[0] from None
-        finally:
-            await host.close()
-        return why
-
-    async def _schedule_over(
-        self,
-        link: WorkerLink,
-        nursery: trio.Nursery,
-        how_it_ended: Callable[[], Awaitable[str]],
-        task_status: trio.TaskStatus[None] | None,
-    ) -> str:
-        """Serve with a connected worker until it is gone, or its record says that it is another model now."""
-        if self.record:
-            changed = differing(self.record, link.record)
-            if changed:
-                self._changed = f"the model's capabilities changed with its new worker: {', '.join(changed)}"
-                return self._changed
-        self.record = link.record
-        self.window = link.window
-        ended = trio.Event()
-        why = ""
-
-        async def read_link() -> None:
-            gone = await link.run(how_it_ended)
-            with contextlib.suppress(WorkerGone):  # an idle scheduler learns of it by this
-                await self.scheduler.side(partial(_raise_gone, gone))
-
-        async def schedule() -> None:
-            nonlocal why
-            try:
-                await self.scheduler.run(link)
-            except WorkerGone as gone:
-                why = str(gone)
-            ended.set()
-
-        nursery.start_soon(read_link, name=f"link:{self.name}")
-        nursery.start_soon(schedule, name=f"scheduler:{self.name}")
-        self.loaded = True
-        self._retired = None
-        self._serving.set()
-        if task_status is not None:
-            task_status.started()
-        await ended.wait()
-        return why
-
-    async def _retire(self, why: str) -> None:
-        """Fail everything and wait until a request asks for the model again."""
-        self._retired = f"{why}; it loads again on its next request"
-        self.scheduler.retire(f"generation failed: {self._retired}")
-        self.record = {}
-        self._failed_at = trio.current_time()
-        self._serving.set()  # those who wait for a reload are told that it failed
-        self._serving = trio.Event()
-        log.error("%s: retired: %s", self.name, why)
-        self._wanted = trio.Event()
-        await self._wanted.wait()
+        if config.in_process is not None:
+            return ThreadHost.start(config.in_process, arguments)
+        return await EngineHost.spawn([*config.runtime.worker.program, *config.runtime.worker.prefix, *arguments])
 
     async def ensure_serving(self) -> None:
         """Return when the model serves; a retired one is loaded again. Raises ModelFailed when it is not to be had."""
-        if self._retired is None:
-            return
-        wait = self._failed_at + RELOAD_PAUSE - trio.current_time()
-        if wait > 0 and not self._wanted.is_set():
-            raise ModelFailed(self._retired, wait)
-        self._wanted.set()
-        await self._serving.wait()
-        if self._retired is not None:
-            raise ModelFailed(self._retired)
+        await self.supervisor.ensure_serving()
 
     async def idle(self) -> None:
-        """Wait until no generation is queued or runs."""
+        """Wait until no generation is queued or runs, and the states of parked sessions are written."""
         await self.scheduler.wait_idle()
+        await self.keeper.flush()
 
     # ---- generating
 
@@ -333,14 +260,17 @@ class Model:
         default = room if self.config.max_tokens is None else self.config.max_tokens
         for session, options, sampling in zip(sessions, choices, samplings, strict=True):
             limit = default if options.max_tokens is None else options.max_tokens
-            start_channel = self.codec.start_channel(opener) if opener else Channel.TEXT
+            start_channel = options.start_channel
+            if start_channel is None:
+                start_channel = self.codec.start_channel(opener) if opener else Channel.TEXT
             job = Job(
                 session=session,
                 stream=stream,
                 max_tokens=limit,
-                router=self.codec.router(0, opener, ignore_eos=options.ignore_eos, plain=raw),
+                router=self._router(options, opener, raw),
                 params=wire_params(sampling, options.ignore_eos),
                 seed=sampling.seed,
+                seed_chosen=options.seed_chosen,
                 klass=Class(options.klass),
                 client=options.client,
                 ignore_eos=options.ignore_eos,
@@ -354,8 +284,26 @@ class Model:
                 tools=options.tools,
                 turn_point=length - len(opener) if opener else None,
             )
-            started.append(Started(self.scheduler.submit(job), session, length, limit))
+            started.append(Started(self.submit(job), session, length, limit))
         return started
+
+    def _router(self, options: GenerateOptions, opener: Sequence[int], raw: bool) -> Router:
+        """A lane's router; a demanded call starts it in the call."""
+        if options.start_channel == Channel.TOOL_CALL:
+            return self.codec.forced_router(ignore_eos=options.ignore_eos)
+        return self.codec.router(0, opener, ignore_eos=options.ignore_eos, plain=raw)
+
+    def submit(self, job: Job) -> Generation:
+        """Queue a job; should the model just have been retired, it is a request that loads it again.
+
+        Raises ContextExceeded.
+        """
+        generation = self.scheduler.submit(job)
+        try:
+            self.supervisor.want()
+        except ModelFailed as error:
+            self.scheduler.retire(f"generation failed: {error}")
+        return generation
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
@@ -379,7 +327,3 @@ def wire_params(sampling: Sampling, ignore_eos: bool) -> SamplingParams:
         repeat_penalty=sampling.repeat_penalty,
         flags=PARAM_IGNORE_EOS if ignore_eos else 0,
     )
-
-
-async def _raise_gone(why: str, _: object) -> None:
-    raise WorkerGone(why)

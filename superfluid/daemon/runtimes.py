@@ -4,10 +4,12 @@ The daemon holds no list of runtimes and imports none: a worker program, in any 
 can, and which tokenizer its models have (spec: adapters, finding a worker and picking a runtime).
 """
 
+import errno
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -16,11 +18,13 @@ from typing import Any
 import attrs
 import orjson
 
-from superfluid.daemon.host import clean_environment, executable, last_words, module_command
+from superfluid.daemon.host import BUSY_PAUSE, BUSY_TRIES, clean_environment, executable, last_words, module_command
 
 LINK_W = 8
+BUILT_IN = "built in"
 CHECK_SECONDS = 60  # then a worker is killed and reported as not answering
 ENTRY_POINTS = "superfluid.runtimes"
+TOKENIZER_LIBRARY = "llama"  # the one that is here; its vocabulary is opened by `superfluid.llama`
 WORKERD_MODULE = "superfluid.worker.worker_main"
 RUNTIME_ID = re.compile(r"[a-z0-9_-][a-z0-9._-]*\Z")
 INSTALL_NAME = re.compile(r"[A-Za-z0-9._+-]+\Z")
@@ -49,23 +53,29 @@ class WorkerProgram:
 
     def run(self, command: str, *arguments: str, seconds: float = CHECK_SECONDS) -> subprocess.CompletedProcess[str]:
         """Run one of its commands. Raises RuntimeUnusable when it does not answer in time or cannot be started."""
-        try:
-            return subprocess.run(
-                [*self.program, command, *self.prefix, *arguments],
-                env=clean_environment(os.environ),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=seconds,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise RuntimeUnusable(
-                f"the worker of {self.id} ({self.path}) did not answer within {seconds:g} s"
-            ) from None
-        except OSError as error:
-            raise RuntimeUnusable(f"the worker of {self.id} ({self.path}) could not be started: {error}") from error
+        for attempt in range(BUSY_TRIES):
+            try:
+                return subprocess.run(
+                    [*self.program, command, *self.prefix, *arguments],
+                    env=clean_environment(os.environ),
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=seconds,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                raise RuntimeUnusable(
+                    f"the worker of {self.id} ({self.path}) did not answer within {seconds:g} s"
+                ) from None
+            except OSError as error:
+                if error.errno != errno.ETXTBSY or attempt == BUSY_TRIES - 1:
+                    raise RuntimeUnusable(
+                        f"the worker of {self.id} ({self.path}) could not be started: {error.strerror}"
+                    ) from error
+            time.sleep(BUSY_PAUSE)
+        raise AssertionError("unreachable")
 
 
 @attrs.frozen
@@ -125,6 +135,21 @@ class Runtime:
         return None if said is True else str(said or "it says nothing of being available")
 
     @property
+    def built_in(self) -> bool:
+        """Whether its adapter is in this environment, so that it can also run in this process."""
+        return self.worker.source == BUILT_IN
+
+    @property
+    def options(self) -> list[dict[str, Any]]:
+        """The options that its worker declares."""
+        return self.report.get("options") or []
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """What it says of the model that it was asked about."""
+        return self.report.get("model") or {}
+
+    @property
     def formats(self) -> list[Format]:
         return list(read_formats(self.report.get("formats") or []))
 
@@ -143,16 +168,16 @@ class Runtime:
     def reads(self, path: Path) -> bool:
         return any(form.matches(path) for form in self.formats)
 
-    def serve_command(
+    def serve_arguments(
         self, model: Path, *, max_context: int, max_batch: int, kv_bits: int, options: Sequence[str] = ()
     ) -> list[str]:
-        """The command that serves `model`, without the descriptor flags."""
-        command = [*self.worker.program, *self.worker.prefix, *options, "--model", str(model)]
-        command += ["--max-context", str(max_context), "--max-batch", str(max_batch)]
+        """What its worker is started with to serve `model`, without the descriptor flags."""
+        arguments = [*options, "--model", str(model)]
+        arguments += ["--max-context", str(max_context), "--max-batch", str(max_batch)]
         load = self.capabilities.get("load")
         if not isinstance(load, dict) or load.get("kv_bits") in (True, None):
-            command += ["--kv-bits", str(kv_bits)]
-        return command
+            arguments += ["--kv-bits", str(kv_bits)]
+        return arguments
 
 
 def read_formats(entries: Iterable[Any]) -> Iterable[Format]:
@@ -173,12 +198,17 @@ def read_formats(entries: Iterable[Any]) -> Iterable[Format]:
 
 
 class RuntimeCatalog:
-    """The runtimes of this machine. Checks are made once per process and remembered."""
+    """The runtimes of this machine. Checks are made once per process and remembered.
+
+    `options` are the runtimes' own, by id, as their workers take them. One whose worker does not answer because of
+    them is shown as it is without, and its error kept in `refused_options`.
+    """
 
     def __init__(self, home: Path, options: dict[str, list[str]] | None = None) -> None:
         self.home = home
         self.options = options or {}
-        self._checked: dict[str, Runtime] = {}
+        self.refused_options: dict[str, RuntimeUnusable] = {}
+        self._checked: dict[tuple[str, Path | None], Runtime] = {}
 
     @property
     def installs(self) -> Path:
@@ -187,11 +217,7 @@ class RuntimeCatalog:
     def ids(self) -> list[str]:
         """Every runtime id known here, sorted."""
         found = {point.name for point in entry_points(group=ENTRY_POINTS)}
-        prefix = "SUPERFLUID_WORKER_"
-        for name, value in os.environ.items():
-            if name.startswith(prefix) and value:
-                found.add(name[len(prefix) :].lower().replace("_", "-"))
-        for folder in self._beside():
+        for folder in (*self._beside(), *self._shipped()):
             found |= {
                 entry.name.removeprefix("superfluid-worker-")
                 for entry in folder.glob("superfluid-worker-*")
@@ -199,31 +225,43 @@ class RuntimeCatalog:
             }
         if self.installs.is_dir():
             found |= {entry.name for entry in self.installs.iterdir() if entry.is_dir()}
+        known = {_variable(name) for name in found}
+        prefix = _variable("")
+        for variable, value in os.environ.items():
+            if variable.startswith(prefix) and value and variable not in known:
+                found.add(variable.removeprefix(prefix).lower().replace("_", "-"))
         return sorted(name for name in found if RUNTIME_ID.match(name))
 
     def _beside(self) -> list[Path]:
         command = Path(sys.argv[0]).resolve().parent
         return [folder for folder in dict.fromkeys((command, Path(sys.executable).parent)) if folder.is_dir()]
 
+    def _shipped(self) -> list[Path]:
+        places = [place for folder in self._beside() for place in (folder.parent / "libexec", folder / "libexec")]
+        return [place / "superfluid" for place in places if (place / "superfluid").is_dir()]
+
     def find(self, name: str) -> WorkerProgram | None:
         """The worker of an id (`id` or `id@install`), the first place that has one; none when there is none."""
         identity, _, install = name.partition("@")
         program = f"superfluid-worker-{identity}"
         if install:
-            path = self.installs / identity / install / "bin" / program
-            return WorkerProgram(identity, (str(path),), f"installed: {identity}/{install}", str(path))
-        named = os.environ.get("SUPERFLUID_WORKER_" + identity.upper().replace("-", "_").replace(".", "_"))
+            path = str(self.installs / identity / install / "bin" / program)
+            return WorkerProgram(identity, (path,), f"installed: {identity}/{install}", path)
+        named = os.environ.get(_variable(identity))
         if named:
             return WorkerProgram(identity, (named,), "environment", named)
-        if identity == "mock" or any(point.name == identity for point in entry_points(group=ENTRY_POINTS)):
+        if any(point.name == identity for point in entry_points(group=ENTRY_POINTS)):
             program_here = tuple(module_command(WORKERD_MODULE))
-            return WorkerProgram(identity, program_here, "built in", " ".join(program_here), ("--engine", identity))
-        for folder in self._beside():
+            return WorkerProgram(identity, program_here, BUILT_IN, " ".join(program_here), ("--engine", identity))
+        places = [
+            *((folder, "beside superfluid") for folder in self._beside()),
+            (self.installs / identity / "current" / "bin", "installed"),
+            *((folder, "shipped with superfluid") for folder in self._shipped()),
+        ]
+        for folder, source in places:
             if executable(folder / program):
-                return WorkerProgram(identity, (str(folder / program),), "beside superfluid", str(folder / program))
-        current = self.installs / identity / "current" / "bin" / program
-        if executable(current):
-            return WorkerProgram(identity, (str(current),), "installed", str(current))
+                path = str(folder / program)
+                return WorkerProgram(identity, (path,), source, path)
         return None
 
     def check(self, name: str, model: Path | None = None) -> Runtime:
@@ -231,26 +269,29 @@ class RuntimeCatalog:
 
         Raises RuntimeUnusable when there is no worker, or its answer cannot be used.
         """
-        if model is None and name in self._checked:
-            return self._checked[name]
+        if (name, model) in self._checked:
+            return self._checked[name, model]
         worker = self.find(name)
         if worker is None:
             raise RuntimeUnusable(f"there is no runtime {name} here (runtimes here: {', '.join(self.ids()) or 'none'})")
-        arguments = list(self.options.get(worker.id, []))
-        if model is not None:
-            arguments += ["--model", str(model)]
-        done = worker.run("check", *arguments)
-        runtime = Runtime(worker, read_report(worker, done))
-        if model is None:
-            self._checked[name] = runtime
+        options = self.options.get(worker.id, [])
+        try:
+            runtime = self._ask(worker, options, model)
+            if not runtime.available and options:
+                raise RuntimeUnusable(f"runtime {runtime.id} cannot run here: {runtime.reason}")
+        except RuntimeUnusable as error:
+            if not options:
+                raise
+            runtime = self._ask(worker, [], model)
+            if runtime.available:
+                self.refused_options[worker.id] = error
+        self._checked[name, model] = runtime
         return runtime
 
-    def usable(self, name: str) -> Runtime:
-        """As `check`, and it must be able to run here."""
-        runtime = self.check(name)
-        if not runtime.available:
-            raise RuntimeUnusable(f"runtime {runtime.id} cannot run here: {runtime.reason}")
-        return runtime
+    @staticmethod
+    def _ask(worker: WorkerProgram, options: Sequence[str], model: Path | None) -> Runtime:
+        arguments = [*options, *([] if model is None else ["--model", str(model)])]
+        return Runtime(worker, read_report(worker, worker.run("check", *arguments)))
 
     def resolve(self, name: str) -> str:
         """A runtime id for an id or alias, `@install` kept. Raises RuntimeUnusable (2) for what is neither."""
@@ -258,7 +299,7 @@ class RuntimeCatalog:
         if not RUNTIME_ID.match(identity) or (at and (not INSTALL_NAME.match(install) or install.startswith("-"))):
             raise RuntimeUnusable(f"--runtime expects a runtime id, got {name!r}", 2)
         known = self.ids()
-        if identity in known or identity == "mock":
+        if identity in known:
             return name
         for candidate in known:
             try:
@@ -266,43 +307,80 @@ class RuntimeCatalog:
                     return candidate + at + install
             except RuntimeUnusable:
                 continue
-        raise RuntimeUnusable(f"there is no runtime {identity!r} here (runtimes here: {', '.join(known) or 'none'})")
+        raise RuntimeUnusable(
+            f"--runtime {name}: there is no such runtime here (runtimes here: {', '.join(known) or 'none'})", 2
+        )
 
     def pick(self, path: Path, asked: str | None = None) -> Runtime:
-        """The runtime that serves `path`: the one asked for, else the first here that reads its format."""
+        """The runtime that serves `path`, and what it says of it: the one asked for, else the first that reads it.
+
+        Raises RuntimeUnusable: 2 for a format it does not read, 4 when it cannot run here.
+        """
         if asked is not None:
-            runtime = self.usable(self.resolve(asked))
-            if runtime.formats and not runtime.reads(path):
+            runtime = self.check(self.resolve(asked), path)
+            if runtime.available and not runtime.reads(path):
                 raise RuntimeUnusable(self._wrong_format(runtime, path), 2)
-            return runtime
+            return usable(runtime)
         unable: RuntimeUnusable | None = None
-        for name in self.ids():
+        for name in self._known_first():
             try:
-                runtime = self.check(name)
+                runtime = self.check(name, path)
+                if runtime.reads(path):
+                    return usable(runtime)
             except RuntimeUnusable as error:
                 unable = unable or error
-                continue
-            if not runtime.reads(path):
-                continue
-            if runtime.available:
-                return runtime
-            unable = RuntimeUnusable(f"runtime {runtime.id} reads {path} but cannot run here: {runtime.reason}")
-            break
         if unable is not None:
             raise unable
         raise RuntimeUnusable(f"no runtime here reads {path} (runtimes here: {', '.join(self.ids()) or 'none'})", 2)
 
+    def _known_first(self) -> list[str]:
+        """Ids in order, those that are known to run here before the others."""
+        known = {name for (name, _), runtime in self._checked.items() if runtime.available}
+        return sorted(self.ids(), key=lambda name: name not in known)
+
     def _wrong_format(self, runtime: Runtime, path: Path) -> str:
-        reads = ", ".join(form.describe for form in runtime.formats)
-        others = []
+        if not runtime.formats:
+            return (
+                f"runtime {runtime.id} does not say what it reads (its worker, {runtime.worker.path}, is an older one)"
+            )
+        found = "no format that is known here"
         for name in self.ids():
             try:
                 other = self.check(name)
             except RuntimeUnusable:
                 continue
-            others += [f"{other.id} reads it ({form.describe})" for form in other.formats if form.matches(path)]
-        hint = f"; {others[0]}" if others else ""
-        return f"runtime {runtime.id} reads {reads}, and {path} is none{hint}"
+            matching = next((form for form in other.formats if form.matches(path)), None)
+            if matching is not None:
+                found = f"{matching.describe}, which {other.id} reads"
+                break
+        reads = ", ".join(form.describe for form in runtime.formats)
+        return f"runtime {runtime.id} reads {reads}; {path} is {found}"
+
+
+def runtime_picks(values: Sequence[str]) -> dict[str | None, str | None]:
+    """`--runtime`: none is the pick for all models; the last of the same key wins, auto takes it back."""
+    picks: dict[str | None, str | None] = {}
+    for value in values:
+        model, equals, name = value.rpartition("=")
+        picks[model if equals else None] = None if name == "auto" else name
+    return picks
+
+
+def usable(runtime: Runtime) -> Runtime:
+    """The runtime, which must be able to run here and have a tokenizer that is here. Raises RuntimeUnusable."""
+    if not runtime.available:
+        raise RuntimeUnusable(f"runtime {runtime.id} cannot run here: {runtime.reason}")
+    source, name = runtime.tokenizer.get("from"), runtime.tokenizer.get("name")
+    if source == "library" and name != TOKENIZER_LIBRARY:
+        raise RuntimeUnusable(f"runtime {runtime.id} cannot be used here: its tokenizer library {name!r} is not found")
+    if source != "library":
+        raise RuntimeUnusable(f"runtime {runtime.id} cannot be used here: tokenizers from {source!r} are not served")
+    return runtime
+
+
+def _variable(identity: str) -> str:
+    """The environment variable that names the worker of a runtime."""
+    return "SUPERFLUID_WORKER_" + identity.upper().replace("-", "_").replace(".", "_")
 
 
 def read_report(worker: WorkerProgram, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -317,8 +395,9 @@ def read_report(worker: WorkerProgram, done: subprocess.CompletedProcess[str]) -
         raise RuntimeUnusable(f"the worker of {worker.id} ({worker.path}) answers for runtime {identity!r}")
     if LINK_W not in (report.get("link_w") or []):
         spoken = report.get("link_w") or []
+        install = worker.source.partition("installed: ")[2]
+        hint = f"`superfluid runtime repair {install}` makes it anew" if install else "update the one that is older"
         raise RuntimeUnusable(
-            f"the worker of {worker.id} ({worker.path}) speaks Link W {spoken}, this daemon {LINK_W}: "
-            "update the one that is older"
+            f"the worker of {worker.id} ({worker.path}) speaks Link W {spoken}, this daemon {LINK_W}: {hint}"
         )
     return dict(report)

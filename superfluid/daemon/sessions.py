@@ -132,12 +132,18 @@ class Sessions:
             pin_deadline_unix_ms=found.pin_deadline,
             behavior_fingerprint=found.fingerprint,
             open_tool_calls=self.open_tool_calls(session),
-            tier=api.Resident() if session in self._busy else api.Cold(),
+            tier=self._tier(session),
             tokens=found.tokens().tolist(),
             events=found.events(),
             wal_version=self._store.version,
             store_id=self._store.store_id,
         )
+
+    def _tier(self, session: int) -> api.Tier:
+        if session in self._busy:
+            return api.Resident()
+        parked = self._model.keeper.tier(session)
+        return api.Cold() if parked is None else api.Parked(*parked)
 
     def open_tool_calls(self, session: int) -> list[tuple[int, str, str]]:
         return rules.open_tool_calls(self._store.session(session).ledger)
@@ -298,6 +304,8 @@ class Sessions:
             router=self._codec.router(0, open_turn),
             params=SamplingParams(params.temperature, params.top_p, params.min_p, params.top_k),
             seed=params.seed,
+            native=True,
+            seed_chosen=params.seed != 0,
             klass=Class(found.qos_class),
             client=f"session:{self._root(found)}",
             start_channel=channel,
@@ -306,7 +314,7 @@ class Sessions:
             tools=self._tools.get(found.id, []),
             turn_point=found.n_tokens - len(opener) if opener else None,
         )
-        return self._model.scheduler.submit(job)
+        return self._model.submit(job)
 
     def _root(self, found: Session) -> int:
         """The session at the root of the tree: whose turn it is among native clients of a class."""

@@ -9,15 +9,17 @@ LEAST_WINDOW = 512  # a smaller --max-context counts as this
 FLOOR = 4096  # no automatic window is under this, if the model was trained for it
 STEP = 1024  # an automatic window is a multiple of this
 UNSIZED = 8192  # where the device cannot be sized
+NOT_KNOWN = "the memory of its device is not known"
 KV_SHARE = 0.60  # of what weights and reserve leave; the rest is for compute buffers and others
 
 
 @attrs.frozen
 class Window:
-    """Tokens per lane, and the words that say where the number comes from."""
+    """Tokens per lane, the words that say where the number comes from, and whether its memory could be sized."""
 
     tokens: int
     why: str
+    sized: bool = True
 
 
 def choose_window(asked: int | None, sizing: dict[str, Any] | str | None, lanes: int) -> Window:
@@ -32,10 +34,10 @@ def choose_window(asked: int | None, sizing: dict[str, Any] | str | None, lanes:
             return Window(trained, f"{asked} asked for, the model was trained for {trained}")
         return Window(tokens, "as asked for")
     if not isinstance(sizing, dict):
-        return Window(UNSIZED, sizing or "its memory is not known")
+        return Window(UNSIZED, sizing or NOT_KNOWN, sized=False)
     budget, weights, per_token = (sizing.get(key, 0) for key in ("budget_bytes", "weight_bytes", "kv_bytes_per_token"))
     if not (budget and trained and per_token):
-        return Window(UNSIZED, "its memory is not known")
+        return Window(UNSIZED, NOT_KNOWN, sized=False)
     reserve = max(GIB, budget // 8)
     share = int(KV_SHARE * max(0, budget - weights - reserve) / (per_token * lanes))
     tokens = max(min(share // STEP * STEP, trained), min(FLOOR, trained))

@@ -123,7 +123,7 @@ class Supervisor:
             if self._metrics.ticks_total > ticks:
                 tries = 0
             if life.changed or reload or tries >= RESPAWNS or not self._respawns:
-                await self._retire(await scheduler(), life.why, failed_reload=reload and not life.changed)
+                await self._retire(await scheduler(), life.why, failed_reload=reload)
                 tries = 0
                 continue
             tries += 1
@@ -144,7 +144,8 @@ class Supervisor:
                 try:
                     link = await WorkerLink.open(host.frames, host.descriptors)
                 except WorkerGone as gone:
-                    life = Life(await how_it_ended(host) if not host.running else str(gone), served=False)
+                    ended = await how_it_ended(host)
+                    life = Life(str(gone) if host.running else ended, served=False)
                 else:
                     try:
                         life = await self._serve(link, host, await scheduler(), nursery, task_status)

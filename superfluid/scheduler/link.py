@@ -28,11 +28,15 @@ class LinkFault(Exception):
 
 
 class WorkerGone(Exception):
-    """The worker of a link is gone: its process ended, or the link broke. `reason` is shown to callers."""
+    """The worker of a link is gone: its process ended, or the link broke. `reason` is shown to callers.
 
-    def __init__(self, reason: str) -> None:
+    `unread`: it was gone before it read the request that this ends, so nothing of that was done.
+    """
+
+    def __init__(self, reason: str, *, unread: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.unread = unread
 
 
 @attrs.frozen

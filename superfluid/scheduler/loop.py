@@ -207,11 +207,14 @@ class Scheduler:
             log.info("%s: %s", self.name or "scheduler", limit)
         gone: WorkerGone | None = None
         async with trio.open_nursery() as nursery:
-            await nursery.start(self._deliver, name=f"commits:{self.name}")
+            nursery.start_soon(self._deliver, name=f"commits:{self.name}")
             try:
+                await trio.lowlevel.checkpoint()  # those who wait for this worker submit their jobs first
                 await self._serve(worker)
             except WorkerGone as error:
                 gone = error
+                if error.unread:
+                    self._take_back()
                 self._fail_lanes(Failure.WORKER_DIED, f"generation failed: the model's worker died ({error.reason})")
             finally:
                 self._fail_lanes(Failure.STOPPED, "generation failed: the server stopped it")
@@ -223,9 +226,9 @@ class Scheduler:
         if gone is not None:
             raise gone
 
-    async def _deliver(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def _deliver(self) -> None:
         with trio.CancelScope(shield=True):
-            await self._outbox.run(task_status)
+            await self._outbox.run()
 
     async def _serve(self, worker: Worker) -> None:
         control = worker.link.control
@@ -591,6 +594,17 @@ class Scheduler:
                 log.warning("%s: the lanes of a failed tick could not be retired: %s", self.name or "scheduler", error)
         for lane in held:
             await worker.free(lane.grammar, lane.bias)
+
+    def _take_back(self) -> None:
+        """Put the lanes that the worker never saw back at the head of their queues, for the next worker."""
+        for lane in [lane for lane in reversed(self._lanes) if lane.new]:
+            self._lanes.remove(lane)
+            del self._by_tag[lane.tag]
+            if lane.ticket.cancelled:
+                self._refuse(lane.ticket, NotAdmitted(Finish.CANCELLED))
+            else:
+                lane.ticket.requeued = True
+                self._queues.push_front(lane.ticket)
 
     def _fail_lanes(self, code: str, reason: str) -> None:
         """End every lane with an error; a finishing one ends as it was. What a tick has shown is kept in the log."""

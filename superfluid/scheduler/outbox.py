@@ -88,10 +88,9 @@ class Outbox:
         self._unsynced = 0
         self._room = trio.Event()
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Deliver until `close`, and then what was sent before it."""
-        self._running, self._closing = True, False
-        task_status.started()
+    async def run(self) -> None:
+        """Deliver until `close` (which may come before this begins), and then what was sent before it."""
+        self._running = True
         try:
             while self._items or not self._closing:
                 if not self._items:
@@ -104,7 +103,7 @@ class Outbox:
                 else:
                     self._hand_on(item)
         finally:
-            self._running = False
+            self._running = self._closing = False
 
     def close(self) -> None:
         self._closing = True

@@ -1,0 +1,184 @@
+"""The run of `superfluid serve`: from a daemon that is put together to its exit code."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import attrs
+import trio
+
+from superfluid.api.http.context import HttpSettings
+from superfluid.api.http.security import Access, is_loopback
+from superfluid.api.http.server import run_http
+from superfluid.api.socket import SocketTaken, run_socket
+from superfluid.cli.command import say
+from superfluid.cli.serve_options import ServeOptions
+from superfluid.cli.stop_signals import STOPPING, StopSignals
+from superfluid.codec.dialects.dialect import DialectRefused
+from superfluid.daemon.daemon import Daemon
+from superfluid.daemon.model import Model, ModelFailed
+from superfluid.daemon.notify import keep_watchdog_quiet, notify
+from superfluid.observe import tasks
+from superfluid.observe.log import configure_logging
+from superfluid.scheduler.classes import parse_class
+from superfluid.sessions.errors import StoreError
+
+TEARDOWN = 30.0  # seconds that the teardown may take after a drain
+TEARDOWN_CUT = 5.0  # and after a drain that was cut by its timeout or a second signal
+
+OK, FAILED, REFUSED = 0, 1, 2
+
+
+@attrs.define
+class Run:
+    """What the tasks of a run share."""
+
+    options: ServeOptions
+    daemon: Daemon
+    signals: StopSignals
+    ready: bool = False
+    stop: trio.Event = attrs.Factory(trio.Event)  # a second signal: do not wait for anything
+    http_over: trio.Event = attrs.Factory(trio.Event)
+    cut: bool = False
+
+
+async def serve(options: ServeOptions, daemon: Daemon, socket_path: Path, signals: StopSignals) -> int:
+    """Serve until a signal drains the daemon; the exit code."""
+    configure_logging(options.log_filter, directory=Path(options.log_dir) if options.log_dir else None)
+    trio.lowlevel.current_task().name = "daemon"
+    run = Run(options, daemon, signals)
+    failures: list[BaseException] = []
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch_signals, run, nursery.cancel_scope, name="signals")
+            nursery.start_soon(keep_watchdog_quiet, name="watchdog")
+            for model in daemon.models:
+                announce(model)
+            await nursery.start(daemon.run, name="registry")
+            for model in daemon.models:
+                if model.codec.notice:
+                    say(model.codec.notice)
+            refuse_taken_socket(socket_path)
+            await nursery.start(run_socket, daemon, socket_path, name="session-socket")
+            say(f"serving on {socket_path}")
+            if options.address is None:
+                run.http_over.set()
+            else:
+                await start_http(run, nursery)
+            run.ready = signals.served = True
+            notify("READY=1")
+            await daemon.drain_started.wait()
+            notify("STOPPING=1")
+            await drain(run)
+            nursery.cancel_scope.cancel()
+            limit_teardown(TEARDOWN_CUT if run.cut else TEARDOWN)
+    except* (ModelFailed, StoreError, SocketTaken, OSError, DialectRefused) as group:
+        failures = leaves(group)
+    for error in failures:
+        say(str(error))
+    if failures:
+        return REFUSED if all(isinstance(error, DialectRefused) for error in failures) else FAILED
+    return OK if run.ready else FAILED
+
+
+def announce(model: Model) -> None:
+    """The lines that say what is about to be loaded."""
+    runtime = model.config.runtime
+    source = "in process" if model.config.in_process else runtime.worker.source
+    say(f"runtime {runtime.id} serves {model.config.path} ({runtime.version}, {source}: {runtime.worker.path})")
+    say(f"context window {model.planned.tokens} tokens ({model.planned.why})")
+
+
+def refuse_taken_socket(path: Path) -> None:
+    """Leave alone a socket on which another server answers. Raises SocketTaken."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return
+    raise SocketTaken(f"--socket {path}: another server answers there; name another path")
+
+
+async def start_http(run: Run, nursery: trio.Nursery) -> None:
+    """Listen and serve; returns once that is so, and said."""
+    options = run.options
+    assert options.address is not None
+    host = options.address[0]
+    access = Access(host, options.api_key)
+    settings = HttpSettings(
+        parse_class(options.http_default_qos), not options.no_http_qos_header, options.http_allow_batch_invariant
+    )
+
+    async def http(task_status: trio.TaskStatus[int]) -> None:
+        assert options.address is not None
+        await run_http(run.daemon, *options.address, access, settings, task_status)
+        run.http_over.set()
+
+    port = await nursery.start(http, name="http")
+    shown = f"[{host}]" if ":" in host else host
+    say(f"openai api on http://{shown}:{port} ({who_may_ask(access)})")
+
+
+async def drain(run: Run) -> None:
+    """Let what is in flight finish, for the drain timeout or until a second signal."""
+    say("draining: no new requests are taken")
+    async with trio.open_nursery() as nursery:
+
+        async def until_stopped() -> None:
+            await run.stop.wait()
+            run.cut = True
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(until_stopped, name="second-signal")
+        with trio.move_on_after(run.options.drain_timeout) as limit:
+            await run.daemon.idle()
+            await run.http_over.wait()
+        nursery.cancel_scope.cancel()
+    if limit.cancelled_caught and not run.cut:
+        run.cut = True
+        say(f"drain timeout of {run.options.drain_timeout:g} s: what still ran is cut")
+
+
+def limit_teardown(seconds: float) -> None:
+    """End the process when its teardown hangs: the log is durable, and workers end with their links."""
+    timer = threading.Timer(seconds, os._exit, (OK,))
+    timer.daemon = True
+    timer.start()
+
+
+async def watch_signals(
+    run: Run, scope: trio.CancelScope, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """SIGTERM, SIGINT and SIGUSR1 drain, the second stops at once, SIGUSR2 prints the task tree."""
+    with trio.open_signal_receiver(*STOPPING, signal.SIGUSR2) as signals:
+        task_status.started()
+        async for number in signals:
+            if number == signal.SIGUSR2:
+                sys.stderr.write(tasks.dump_text(trio.lowlevel.current_root_task()))
+                sys.stderr.flush()
+            elif not run.ready:
+                say(f"{signal.Signals(number).name} before the server was ready")
+                scope.cancel()
+            elif run.daemon.draining:
+                run.stop.set()
+            else:
+                run.daemon.drain()
+
+
+def who_may_ask(access: Access) -> str:
+    if not access.open:
+        return "an API key is wanted"
+    if is_loopback(access.listen_host):
+        return "open to this machine, no API key"
+    return "OPEN TO THE NETWORK, no API key"
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """The exceptions of a group and of the groups inside it."""
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
