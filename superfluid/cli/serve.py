@@ -21,6 +21,7 @@ from superfluid.cli.serve_options import ServeCommand, ServeOptions
 from superfluid.cli.serving import serve
 from superfluid.cli.stop_signals import stop_signals
 from superfluid.codec.codec import DIALECTS, UnknownDialect
+from superfluid.codec.toolcalls.parsers import PARSERS, UnknownParser
 from superfluid.daemon.capabilities import refusal
 from superfluid.daemon.daemon import Daemon, served_names
 from superfluid.daemon.generation import SamplingRung
@@ -112,6 +113,8 @@ def check_contradictions(options: ServeOptions) -> None:
         raise CommandError(f"--park-lossy needs --kv-bits 16, got {options.kv_bits}", 2)
     if options.dialect not in DIALECTS:
         raise CommandError(str(UnknownDialect(options.dialect)), 2)
+    if options.tool_call_parser not in PARSERS:
+        raise CommandError(str(UnknownParser(options.tool_call_parser)), 2)
     try:
         LogFilter.parse(options.log_filter)
     except ValueError as error:
@@ -312,6 +315,7 @@ def make_daemon(options: ServeOptions, chosen: Sequence[Chosen], home: Path, ses
             max_batch=options.max_batch,
             kv_bits=16 if options.park_lossy else int(options.kv_bits),
             dialect=options.dialect,
+            tool_call_parser=options.tool_call_parser,
             max_tokens=options.max_tokens,
             operator=SamplingRung(
                 options.temperature, options.top_p, options.top_k, options.min_p, options.repeat_penalty

@@ -100,6 +100,13 @@ FLAGS: list[click.Parameter] = [
         help="auto, chatml, atem, template or raw.",
     ),
     Option(
+        ["--tool-call-parser"],
+        group="Generation",
+        default="auto",
+        metavar="NAME",
+        help="auto, json, atem, gemma, harmony or glm.",
+    ),
+    Option(
         ["--temperature"],
         group="Generation",
         type=Number(0, 2, whole=False),

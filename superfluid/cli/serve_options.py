@@ -35,6 +35,7 @@ class ServeOptions:
     max_tokens: int | None
     kv_bits: str
     dialect: str
+    tool_call_parser: str
     temperature: float | None
     top_p: float | None
     top_k: int | None

@@ -56,6 +56,7 @@ class ModelConfig:
     max_batch: int = 8
     kv_bits: int = 0
     dialect: str = "auto"
+    tool_call_parser: str = "auto"
     max_tokens: int | None = None
     operator: SamplingRung = attrs.Factory(SamplingRung)
     tick_decode_budget: int = 0
@@ -171,7 +172,7 @@ class Model:
             tokenizer = await self.in_thread(open_tokenizer, self.config.path)
         except (LibraryError, LoadError) as error:
             raise ModelFailed(f"the tokenizer of {self.config.path} does not open: {error}") from None
-        self.codec = await self.in_thread(Codec.open, tokenizer, self.config.dialect)
+        self.codec = await self.in_thread(Codec.open, tokenizer, self.config.dialect, self.config.tool_call_parser)
         await self.in_thread(self.codec.fingerprint)
 
     async def _when_opened(self) -> Scheduler:
