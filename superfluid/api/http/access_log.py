@@ -8,6 +8,7 @@ import trio
 from quart import request
 
 from superfluid.api.http.reply import Usage
+from superfluid.observe.log import access_line
 from superfluid.scheduler.generation import Ended
 
 log = logging.getLogger(__name__)
@@ -33,24 +34,19 @@ class AccessLine:
         if self.written:
             return
         self.written = True
-        timed = [end for end in ends if end.ttft is not None]
-        first = min((end.ttft or 0.0 for end in timed), default=0.0)
-        fresh = usage.prompt - min(usage.cached, usage.prompt)
-        prefill = f"{fresh / first:.0f}" if fresh and first else "-"
+        firsts = [end.ttft for end in ends if end.ttft is not None]
         rates = [end.decode_rate for end in ends if end.decode_rate is not None]
-        decode = f"{sum(rates):.1f}" if rates else "-"
         log.info(
-            "<-- %d %s model=%s prompt=%d cached=%d completion=%d ttft=%dms prefill=%s tok/s decode=%s tok/s "
-            "total=%dms finish=%s",
-            status,
-            self.route,
-            self.model,
-            usage.prompt,
-            min(usage.cached, usage.prompt),
-            usage.completion,
-            round(first * 1000),
-            prefill,
-            decode,
-            round((trio.current_time() - self.began) * 1000),
-            finish,
+            access_line(
+                status,
+                self.route,
+                self.model,
+                prompt=usage.prompt,
+                cached=min(usage.cached, usage.prompt),
+                completion=usage.completion,
+                ttft=min(firsts, default=None),
+                decode_rate=sum(rates) if rates else None,
+                total=trio.current_time() - self.began,
+                finish=finish,
+            )
         )

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import trio
 
-from superfluid.api.http.refusals import REFUSED, ended_with_error
 from superfluid.daemon.model import Started
 from superfluid.link.events import Finish
 from superfluid.scheduler.generation import Ended, Failure, Generation, Item
@@ -25,7 +24,6 @@ class Running:
         self.started: list[Started] = []
         self._generations: list[Generation] = []
         self._open: set[int] = set()  # whose end was not handed on
-        self._early: list[tuple[int, Item]] = []
         self._cut: str | None = None
         self._news = trio.Event()
         self._woken = -math.inf
@@ -58,22 +56,11 @@ class Running:
         self._cut = reason
         self._wake()
 
-    async def admitted(self) -> None:
-        """Wait for the first item. Raises ApiError when it is a refusal: a demand that the engine cannot meet."""
-        await self._news.wait()
-        self._early = self._take()
-        for _, item in self._early:
-            if isinstance(item, Ended) and item.error_code in REFUSED:
-                raise ended_with_error(item)
-
     def __aiter__(self) -> "Running":
         return self
 
     async def __anext__(self) -> list[tuple[int, Item]] | None:
         """(index, item), as many as are there at once, until every choice has ended; none after a silence."""
-        if self._early:
-            batch, self._early = self._early, []
-            return batch
         if not self._open:
             raise StopAsyncIteration
         with trio.move_on_after(SILENCE):

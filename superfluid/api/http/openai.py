@@ -10,25 +10,20 @@ from quart import Response
 from superfluid.api.http import sse
 from superfluid.api.http.access_log import LEFT, AccessLine
 from superfluid.api.http.app import json_response, read_body
+from superfluid.api.http.calls import Calls
 from superfluid.api.http.choices import Running
-from superfluid.api.http.constraints import (
-    ToolChoice,
-    check_tool_choice,
-    forced_call,
-    format_grammar,
-    read_response_format,
-)
 from superfluid.api.http.context import Api
-from superfluid.api.http.errors import ApiError, invalid, wrong_type
+from superfluid.api.http.errors import ApiError, context_length_exceeded, invalid, wrong_type
 from superfluid.api.http.fields import Fields
 from superfluid.api.http.media import Medium, read_media, refuse_media
 from superfluid.api.http.options import MAX_TOP_LOGPROBS, Choices, read_choices, with_seed
 from superfluid.api.http.refusals import refusals
 from superfluid.api.http.reply import Delta, Reply, Usage, chat_logprobs
 from superfluid.codec.conversation import normalized_tool, turns_of
+from superfluid.codec.toolcalls.constraints import Constraint, ToolChoice
 from superfluid.daemon.generation import GenerateOptions
 from superfluid.daemon.model import Model, Started
-from superfluid.link.events import Body, GenerationPrompt
+from superfluid.link.events import Body, Channel, GenerationPrompt
 
 FINGERPRINT = "superfluid"
 TEMPLATE_FIELDS = ("reasoning_effort", "enable_thinking")
@@ -43,8 +38,8 @@ class ChatRequest:
     media: list[Medium]
     tools: list[dict[str, Any]]
     tool_choice: ToolChoice
-    schema: Any
-    one_call: bool
+    response_format: Any
+    parallel_calls: bool
     template_arguments: dict[str, Any]
     choices: Choices
     options: GenerateOptions
@@ -92,16 +87,15 @@ def read_chat(fields: Fields, api: Api) -> ChatRequest:
     arguments |= fields.mapping("chat_template_kwargs")
     choice = ToolChoice.read(fields.raw("tool_choice"))
     tools = read_tools(fields)
-    schema = read_response_format(fields)
     choices = read_choices(fields, alternatives if want_logprobs else None)
     return ChatRequest(
         model=model,
         messages=messages,
         media=media,
-        tools=[] if choice.mode == "none" else tools,
+        tools=[] if choice.withheld else tools,
         tool_choice=choice,
-        schema=schema,
-        one_call=not fields.boolean("parallel_tool_calls", True),
+        response_format=fields.mapping("response_format") or None,
+        parallel_calls=fields.boolean("parallel_tool_calls", True),
         template_arguments=arguments,
         choices=choices,
         options=api.called(choices),
@@ -114,30 +108,40 @@ async def chat_completions(api: Api) -> Response:
     chat = read_chat(fields, api)
     served = await api.model(chat.model)
     refuse_media(served, chat.media)
-    check_tool_choice(chat.tool_choice, chat.tools)
     line = AccessLine.of_request(served.name, chat.choices.stream)
     running = api.run()
     with refusals(served.name):
         bodies = await served.render(chat.messages, chat.tools, chat.template_arguments)
-        options = _options(served, chat, bodies)
+        check_window(served, bodies)
+        constraint = served.codec.constraint(
+            chat.tools,
+            chat.tool_choice,
+            parallel=chat.parallel_calls,
+            response_format=chat.response_format,
+            opener=opener_of(bodies),
+        )
+        attempt = await served.grammars.choose(constraint)
+        options = attrs.evolve(
+            chat.options,
+            provisional=chat.choices.stream and not chat.want_logprobs,
+            tools=chat.tools,
+            grammar=None if attempt is None else (attempt.kind, attempt.text),
+            start_channel=Channel.TOOL_CALL if constraint.forced else None,
+        )
         running.add(await served.begin_all(bodies, [with_seed(options, i) for i in range(chat.choices.n)]))
-    answer = ChatAnswer(api, chat, served, running, line)
-    if chat.choices.stream:
-        if options.grammar is not None:
-            await running.admitted()
-        return Response(answer.stream(), headers=sse.HEADERS)
-    return await answer.whole()
+    answer = ChatAnswer(api, chat, served, constraint, running, line)
+    return Response(answer.stream(), headers=sse.HEADERS) if chat.choices.stream else await answer.whole()
 
 
-def _options(served: Model, chat: ChatRequest, bodies: list[Body]) -> GenerateOptions:
-    grammar = None
-    if chat.tool_choice.forced:
-        grammar = forced_call(served.codec, chat.tool_choice, chat.tools)
-    elif chat.schema is not None:
-        opener = bodies[-1].span if isinstance(bodies[-1], GenerationPrompt) else []
-        grammar = format_grammar(served.codec, chat.schema, opener)
-    provisional = chat.choices.stream and not chat.want_logprobs
-    return attrs.evolve(chat.options, provisional=provisional, tools=chat.tools, grammar=grammar)
+def opener_of(bodies: list[Body]) -> list[int]:
+    return bodies[-1].span if isinstance(bodies[-1], GenerationPrompt) else []
+
+
+def check_window(served: Model, bodies: list[Body]) -> None:
+    """Raise ApiError 400 for a prompt that does not fit, the generation's opener included."""
+    length = sum(len(getattr(body, "span", ())) for body in bodies)
+    if length > served.window:
+        raise context_length_exceeded(served.window, length)
 
 
 def usage_of(started: list[Started], replies: list[Reply]) -> Usage:
@@ -152,7 +156,15 @@ def usage_of(started: list[Started], replies: list[Reply]) -> Usage:
 class ChatAnswer:
     """The answer to one chat request, whole or streamed."""
 
-    def __init__(self, api: Api, chat: ChatRequest, served: Model, running: Running, line: AccessLine) -> None:
+    def __init__(
+        self,
+        api: Api,
+        chat: ChatRequest,
+        served: Model,
+        constraint: Constraint,
+        running: Running,
+        line: AccessLine,
+    ) -> None:
         self._chat = chat
         self._tokenizer = served.tokenizer
         self.running = running
@@ -163,8 +175,9 @@ class ChatAnswer:
                 chat.choices.stop_filter(),
                 one.max_tokens,
                 want_logprobs=chat.want_logprobs,
-                calls_as_text=chat.tool_choice.mode == "none",
-                one_call=chat.one_call,
+                calls=Calls(served.codec, chat.tools, constraint.one_call),
+                calls_as_text=chat.tool_choice.withheld,
+                whole_reply=constraint.whole_reply,
             )
             for one in running.started
         ]
@@ -212,8 +225,8 @@ class ChatAnswer:
         reasoning = "".join(reply.reasoning)
         if reasoning:
             message["reasoning_content"] = reasoning
-        if reply.calls:
-            message["tool_calls"] = reply.calls
+        if reply.calls is not None and reply.calls.read:
+            message["tool_calls"] = reply.calls.read
         choice = {"index": index, "finish_reason": reply.finish_reason, "message": message}
         if self._chat.want_logprobs:
             choice["logprobs"] = {"content": chat_logprobs(self._tokenizer, reply.logprobs)}

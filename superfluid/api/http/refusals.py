@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from superfluid.api.http.errors import SERVER, ApiError, context_length_exceeded, invalid
-from superfluid.codec.codec import ConstraintUnsatisfiable
 from superfluid.codec.conversation import InvalidMessage
 from superfluid.codec.dialects.dialect import ConversationRefused, NoChatDialect
+from superfluid.codec.toolcalls.constraints import ConstraintUnsatisfiable
+from superfluid.daemon.supervisor import ModelFailed
 from superfluid.scheduler.admission import ContextExceeded
 from superfluid.scheduler.generation import Ended, Failure
 from superfluid.sessions.errors import StoreError, StreamTooLong
@@ -23,8 +24,12 @@ def refusals(model: str) -> Iterator[None]:
         raise invalid(f"invalid request: {error}", error.param) from None
     except NoChatDialect:
         raise invalid(f"model {model!r} has no chat template: it serves /v1/completions only", "messages") from None
-    except (ConstraintUnsatisfiable, ConversationRefused) as error:
+    except ConstraintUnsatisfiable as error:
+        raise invalid(str(error), error.param) from None
+    except ConversationRefused as error:
         raise invalid(str(error)) from None
+    except ModelFailed as error:
+        raise ApiError(503, str(error), kind=SERVER, retry_after=error.retry_after) from None
     except (StreamTooLong, ContextExceeded) as error:
         raise context_length_exceeded(error.limit, error.length) from None
     except StoreError as error:

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from superfluid.api.http.calls import Calls
 from superfluid.api.http.refusals import ended_with_error
 from superfluid.codec.conversation import compact
 from superfluid.codec.stops import StopStrings
@@ -14,6 +15,7 @@ from superfluid.codec.tokenizer import Tokenizer
 from superfluid.link.events import Channel, Event, Finish, Generated, ToolParseFailure, ToolUse
 from superfluid.scheduler.generation import Committed, Ended, Item, Provisional, TokenLogprob
 
+CALL_STARTS = "{["  # how a call begins that stands without its markers
 IMPOSSIBLE = -9999.0  # what stands in JSON for a log probability of minus infinity
 
 
@@ -47,28 +49,31 @@ class Reply:
     """One choice. Give it every item of its generation; `complete` turns true when its lane need not go on.
 
     Text comes ahead of its commit (then the commits only add what was not shown yet), or with its logprobs at the
-    commit. `calls_as_text`: tool_choice none. `one_call`: parallel_tool_calls false.
+    commit; calls come as they are committed. `calls` none: the reply has none (raw text). `calls_as_text`:
+    tool_choice none. `whole_reply`: what looks like a call without its markers is kept back, and read at the end.
     """
 
     tokenizer: Tokenizer
     stops: StopStrings
     max_tokens: int
     want_logprobs: bool = False
+    calls: Calls | None = None
     calls_as_text: bool = False
-    one_call: bool = False
+    whole_reply: bool = False
     content: list[str] = attrs.Factory(list)
     reasoning: list[str] = attrs.Factory(list)
     unread: list[str] = attrs.Factory(list)
-    calls: list[dict[str, Any]] = attrs.Factory(list)
     logprobs: list[TokenLogprob] = attrs.Factory(list)
     tokens: int = 0
     complete: bool = False
     ended: Ended | None = None
+    _kept: str = ""  # text that may be a call
     _ahead: list[int] = attrs.Factory(lambda: [0, 0, 0])  # characters shown per channel that are not committed yet
     _counted: int = 0  # of `tokens`, those that are committed
     _waiting: deque[tuple[int, TokenLogprob]] = attrs.Factory(deque)  # by where in the text each token begins
     _drawn: int = 0  # bytes of text that tokens stand for
     _shown: int = 0  # bytes of text that were shown
+    _last_event: int = 0
 
     def take(self, item: Item) -> list[Delta]:
         """What `item` adds. Raises ApiError when the generation failed."""
@@ -82,27 +87,41 @@ class Reply:
         if item.reason is not None and not self.complete:
             raise ended_with_error(item)
         self.tokens = item.tokens_generated
-        return [] if self.complete else self._content(self.stops.flush(), last=True)
+        return [] if self.complete else self._end()
+
+    def _end(self) -> list[Delta]:
+        rest = self.stops.flush()
+        if not self.whole_reply:
+            return self._content(rest, last=True)
+        text, self._kept = self._kept + rest, ""
+        if self.calls is not None and not self.calls.read and not self.calls.broken and text.strip():
+            entries = self.calls.whole_text(text, self._last_event)
+            if entries:
+                return [Delta("tool_calls", call=entry) for entry in entries]
+        return self._content(text, last=True)
 
     def _commit(self, events: Sequence[Event], logprobs: Sequence[TokenLogprob]) -> list[Delta]:
         deltas: list[Delta] = []
         start = 0
         for event in events:
             body = event.body
+            self._last_event = event.event_id
             if isinstance(body, Generated):
+                deltas += self._read_calls()
                 span = logprobs[start : start + len(body.span)]
                 start += len(body.span)
                 self._counted += len(body.span)
                 self.tokens = max(self.tokens, self._counted)
-                if self._in_text(body.channel):
+                if body.channel == Channel.TEXT:
                     self._await(span)
                 deltas += self._text(body.channel, self._unshown(body))
-            elif isinstance(body, ToolUse | ToolParseFailure) and not self.complete:
-                deltas += self._call(event)
-        return deltas
-
-    def _in_text(self, channel: int) -> bool:
-        return channel == Channel.TEXT
+                if body.channel == Channel.TOOL_CALL and self.calls is not None and not self._silent:
+                    deltas += [Delta("tool_calls", call=entry) for entry in self.calls.write(event, body.text)]
+            elif isinstance(body, ToolUse) and not self.complete:
+                deltas += self._use(event, body)
+            elif isinstance(body, ToolParseFailure) and not self.complete:
+                deltas += self._run_over(body.raw)
+        return deltas + self._read_calls()
 
     def _unshown(self, body: Generated) -> str:
         """A committed text without what was shown ahead of it."""
@@ -114,8 +133,10 @@ class Reply:
     def _text(self, channel: int, text: str) -> list[Delta]:
         if self.complete:
             return []
-        if self._in_text(channel):
+        if channel == Channel.TEXT:
             ready, hit = self.stops.feed(text)
+            if self.whole_reply:
+                ready = self._may_show(ready)
             deltas = self._content(ready)
             self.complete = hit
             return deltas
@@ -124,6 +145,15 @@ class Reply:
             return [Delta("reasoning_content", text)]
         return []
 
+    def _may_show(self, text: str) -> str:
+        """What of a text cannot be a call that stands without its markers."""
+        self._kept += text
+        if not self._kept.strip() or self._kept.lstrip()[0] in CALL_STARTS:
+            return ""
+        text, self._kept = self._kept, ""
+        self.whole_reply = False
+        return text
+
     def _content(self, text: str, last: bool = False) -> list[Delta]:
         logprobs = self._due(text, last) if self.want_logprobs else None
         if not text and not logprobs:
@@ -131,25 +161,35 @@ class Reply:
         self.content.append(text)
         return [Delta("content", text, logprobs=logprobs)]
 
-    def _call(self, event: Event) -> list[Delta]:
-        body = event.body
-        if isinstance(body, ToolParseFailure):
-            self.unread.append(body.raw)
-            return [Delta("content", body.raw)]
-        assert isinstance(body, ToolUse)
-        if self.calls_as_text:
-            text = '{"name":%s,"arguments":%s}' % (compact(body.name), body.arguments)  # noqa: UP031
-            self.unread.append(text)
-            return [Delta("content", text)]
-        call = {
-            "index": len(self.calls),
-            "id": f"call_{event.event_id}",
-            "type": "function",
-            "function": {"name": body.name, "arguments": body.arguments},
-        }
-        self.calls.append(call)
-        self.complete = self.one_call
-        return [Delta("tool_calls", call=call)]
+    # ---- calls
+
+    @property
+    def _silent(self) -> bool:
+        return self.complete or self.calls_as_text
+
+    def _use(self, event: Event, use: ToolUse) -> list[Delta]:
+        if self.calls is not None and not self.calls_as_text:
+            self.calls.use(event)
+            return []
+        return self._as_content('{"name":%s,"arguments":%s}' % (compact(use.name), use.arguments))  # noqa: UP031
+
+    def _read_calls(self) -> list[Delta]:
+        """The run whose calls were read is over."""
+        return self._run_over("") if self.calls is not None and self.calls.pending and not self.complete else []
+
+    def _run_over(self, raw: str) -> list[Delta]:
+        if self.calls is None or self.calls_as_text:
+            return self._as_content(raw)
+        entries, no_call = self.calls.over(self._last_event)
+        deltas = [Delta("tool_calls", call=entry) for entry in entries]
+        self.complete = self.calls.only_one and bool(self.calls.read)
+        return deltas + self._as_content(raw or no_call)
+
+    def _as_content(self, raw: str) -> list[Delta]:
+        if not raw:
+            return []
+        self.unread.append(raw)
+        return [Delta("content", raw)]
 
     # ---- logprobs: each with the text that its token stands for
 
@@ -180,13 +220,15 @@ class Reply:
     def finish_reason(self) -> str:
         """stop, length or tool_calls (spec: codec_tools, answers)."""
         assert self.ended is not None
+        if self.calls is not None and self.calls.broken:
+            return "length"
         if self.stops.hit:
             return "stop"
         finish = self.ended.finish
         cut = finish not in (Finish.EOS, Finish.CANCELLED) and self.ended.tokens_generated >= self.max_tokens
         if finish == Finish.LENGTH or cut:
             return "length"
-        return "tool_calls" if self.calls else "stop"
+        return "tool_calls" if self.calls is not None and self.calls.read else "stop"
 
 
 def number(logprob: float) -> float:

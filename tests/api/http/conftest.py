@@ -14,7 +14,9 @@ import pytest
 
 from tests.api.http.listening import Site, SiteThread
 
-SCRIPTS = ("plain", "loop", "text_tool", "think", "bad_utf8", "stop", "broken_tool")
+SCRIPTS = (
+    "plain", "loop", "text_tool", "think", "bad_utf8", "stop", "broken_tool", "two_tools", "open_tool"
+)  # fmt: skip
 
 
 @attrs.frozen

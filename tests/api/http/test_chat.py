@@ -1,6 +1,8 @@
 """Chat completions through the official client, and the parts of the answer that only raw JSON shows."""
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -201,10 +203,68 @@ def test_calls_that_nobody_wanted_are_content(site: Site) -> None:
     assert with_tools["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_broken_call_is_not_a_call(site: Site) -> None:
-    ask = {"model": "scripted-broken_tool", "messages": HI, "temperature": 0, "tools": [TOOL]}
+def joined_calls(events: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+    """What a client makes of a stream: the content, and the calls by index."""
+    content = ""
+    calls: list[dict[str, Any]] = []
+    for event in events:
+        delta = event["choices"][0]["delta"]
+        content += delta.get("content", "")
+        for entry in delta.get("tool_calls", ()):
+            if entry["index"] == len(calls):
+                assert entry["type"] == "function"
+                assert entry["id"].startswith("call_")
+                calls.append({"name": entry["function"]["name"], "arguments": ""})
+            calls[entry["index"]]["arguments"] += entry["function"]["arguments"]
+    return content, calls
+
+
+@pytest.mark.parametrize("script", ["text_tool", "broken_tool", "two_tools", "open_tool"])
+@pytest.mark.parametrize("more", [{}, {"parallel_tool_calls": False}, {"logprobs": True}])
+def test_streamed_calls_add_up_to_the_whole(site: Site, script: str, more: dict[str, Any]) -> None:
+    tools = [TOOL, {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}]
+    ask = {"model": f"scripted-{script}", "messages": HI, "temperature": 0, "tools": tools, "max_tokens": 12} | more
     choice = call(site, "POST", "/v1/chat/completions", ask).json["choices"][0]
-    assert choice["finish_reason"] != "tool_calls" or choice["message"]["tool_calls"]
+    events = call(site, "POST", "/v1/chat/completions", ask | {"stream": True}).events
+    content, calls = joined_calls(events)
+    assert content == choice["message"]["content"]
+    assert events[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+    read = choice["message"].get("tool_calls", [])
+    if choice["finish_reason"] == "tool_calls":
+        assert (
+            len(calls) == len(read) == (1 if script != "two_tools" or more.get("parallel_tool_calls") is False else 2)
+        )
+        for streamed, whole in zip(calls, read, strict=True):
+            assert streamed["name"] == whole["function"]["name"]
+            assert json.loads(streamed["arguments"]) == json.loads(whole["function"]["arguments"])
+    else:
+        assert choice["finish_reason"] in ("length", "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_demanded_call_comes(site: Site, choice: object, stream: bool) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": schema}}
+    blanks = {str(ord(blank)): -100 for blank in " \t\r\n"}  # this model would write them as long as it may
+    ask = {"model": "scripted-plain", "messages": HI, "temperature": 0, "tools": [tool], "logit_bias": blanks}
+    ask["tool_choice"] = choice
+    reply = call(site, "POST", "/v1/chat/completions", ask | {"stream": stream, "max_tokens": 400})
+    assert reply.status == 200, reply.body
+    if stream:
+        content, calls = joined_calls(reply.events)
+        finish = reply.events[-1]["choices"][0]["finish_reason"]
+    else:
+        answer = reply.json["choices"][0]
+        content, finish = answer["message"]["content"], answer["finish_reason"]
+        calls = [entry["function"] for entry in answer["message"]["tool_calls"]]
+    assert (content, finish) == ("", "tool_calls")
+    assert [(one["name"], json.loads(one["arguments"])) for one in calls] == [("get_weather", {"city": "Rome"})]
 
 
 @pytest.mark.parametrize("stream", [False, True])

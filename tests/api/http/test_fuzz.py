@@ -79,6 +79,16 @@ TEXTS = st.fixed_dictionaries(
 FEW = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+HI = {"model": "scripted-plain", "messages": [{"role": "user", "content": "hi"}], "prompt": "x\n", "temperature": 0}
+
+
+@st.composite
+def with_odd_fields(draw: st.DrawFn, fields: dict[str, st.SearchStrategy[Any]]) -> dict[str, Any]:
+    """A request that would be served, but for at most two fields."""
+    names = draw(st.lists(st.sampled_from(sorted(fields)), max_size=2, unique=True))
+    return HI | {name: draw(fields[name]) for name in names}
+
+
 def answered(site: Site, path: str, body: dict[str, Any]) -> None:
     body = {**body, "max_tokens": 3}
     reply = call(site, "POST", path, json.dumps(body).encode())
