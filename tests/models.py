@@ -67,6 +67,17 @@ def copy_tokenizer(source: Path, writer: gguf.GGUFWriter) -> int:
     return len(fields["tokenizer.ggml.tokens"][2])
 
 
+def write_vocabulary(path: Path, source: Path, **changed: Any) -> Path:
+    """A model of nothing but the vocabulary of `source`, with `tokenizer.ggml.<key>` fields of other values."""
+    writer = gguf.GGUFWriter(str(path), "llama")
+    for name, (kind, element, value) in tokenizer_fields(source).items():
+        writer.add_key_value(name, changed.get(name.removeprefix("tokenizer.ggml."), value), kind, element)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
 def write_random(
     path: Path,
     vocabulary: Path,

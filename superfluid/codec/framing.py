@@ -1,13 +1,14 @@
 """Encoding framing and content: framing parses markers, content never forms one."""
 
-import re
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from superfluid.codec.literals import literal_pattern
 from superfluid.codec.segments import SegmentEncoder
 from superfluid.codec.tokenizer import Tokenizer, bytes_table
 from superfluid.codec.utf8 import decode_utf8
+from superfluid.codec.words import Cuts, WordEncoder
 
 # Markers without a bar that families use as framing.
 BARE_MARKERS = frozenset(
@@ -67,32 +68,6 @@ def is_marker_shaped(text: str) -> bool:
     return text[1] == "|" or text[-2] == "|"
 
 
-def literal_pattern(words: Iterable[str]) -> re.Pattern[str]:
-    """A pattern of any of `words`, longest at a start; a trie, so a start costs its depth, not the number of words."""
-    trie: dict[str, dict[str, object]] = {}
-    for word in words:
-        node: dict[str, object] = trie  # type: ignore[assignment]
-        for char in word:
-            node = node.setdefault(char, {})  # type: ignore[assignment]
-        node[""] = {}
-    if not trie:
-        return re.compile(r"(?!)")
-    return re.compile(_trie_source(trie))  # type: ignore[arg-type]
-
-
-def _trie_source(node: dict[str, object]) -> str:
-    chain: list[str] = []
-    while len(node) == 1 and "" not in node:  # a run of single characters needs no group
-        char, following = next(iter(node.items()))
-        chain.append(re.escape(char))
-        node = following  # type: ignore[assignment]
-    branches = [re.escape(c) + _trie_source(n) for c, n in sorted(node.items()) if c]  # type: ignore[arg-type]
-    if branches:
-        group = branches[0] if len(branches) == 1 and "" not in node else f"(?:{'|'.join(branches)})"
-        chain.append(f"(?:{group})?" if "" in node else group)
-    return "".join(chain)
-
-
 class Encoder:
     """Encodes pieces over one tokenizer and its markers; immutable, so any thread may use it."""
 
@@ -116,7 +91,11 @@ class Encoder:
         self._all_markers = "\0".join(markers)
         bos = tokenizer.bos
         self.auto_bos = bos is not None and tokenizer.encode("a")[:1] == [bos]
-        self._segments = SegmentEncoder(self._encode_plain, self.marker_pattern, self.specials)
+        cuts = getattr(tokenizer, "cuts", None)
+        if not isinstance(cuts, Cuts):
+            cuts = Cuts.learn(self._encode_plain, self.table, self.specials)
+        words = WordEncoder(self._encode_plain, cuts, self.table)
+        self._segments = SegmentEncoder(words.encode, self.marker_pattern, self.specials)
         self.bos_text = self.special_texts.get(bos, "") if bos is not None else ""
 
     def _encode_plain(self, text: str) -> list[int]:

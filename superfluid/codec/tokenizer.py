@@ -1,11 +1,8 @@
-"""What the codec asks of a vocabulary, and llama.cpp's own vocabulary as one."""
+"""What the codec asks of a vocabulary."""
 
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Protocol
-
-from superfluid.codec.utf8 import decode_utf8
-from superfluid.llama.vocab import ATTR_CONTROL, ATTR_UNUSED, ATTR_USER_DEFINED, Vocab
 
 
 class Tokenizer(Protocol):
@@ -66,39 +63,6 @@ class TokenBytes:
         """Bytes of a span."""
         data, offsets, size = self.data, self.offsets, self.size
         return b"".join([data[offsets[t] : offsets[t + 1]] for t in tokens if 0 <= t < size])
-
-
-class GgufTokenizer:
-    """A GGUF file's tokenizer, through libllama opened vocabulary-only."""
-
-    def __init__(self, vocab: Vocab) -> None:
-        self.vocab = vocab
-        self.vocab_size = vocab.n_tokens
-        self.bos = vocab.bos
-        self.eos = vocab.eos or 0
-        ids = range(self.vocab_size)
-        attrs = [vocab.attr(i) for i in ids]
-        self.stop_ids = frozenset(i for i in ids if vocab.is_eog(i))
-        self._special = [
-            (i, text) for i in ids if attrs[i] & (ATTR_CONTROL | ATTR_USER_DEFINED) and (text := vocab.text(i))
-        ]
-        silent = ATTR_CONTROL | ATTR_UNUSED
-        self.table = TokenBytes(b"" if a & silent else p for a, p in zip(attrs, vocab.pieces(), strict=True))
-
-    def encode(self, text: str) -> list[int]:
-        return self.vocab.encode(text, add_special=True, parse_special=True)
-
-    def token_bytes(self, token: int) -> bytes:
-        return self.table.of(token)
-
-    def special_tokens(self) -> list[tuple[int, str]]:
-        return list(self._special)
-
-    def template(self, name: str | None = None) -> str | None:
-        return self.vocab.template(name) or None
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        return decode_utf8(self.table.join(tokens))
 
 
 def bytes_table(tokenizer: Tokenizer) -> TokenBytes:

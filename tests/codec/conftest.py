@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from superfluid.codec.codec import Codec
-from superfluid.codec.tokenizer import GgufTokenizer
+from superfluid.codec.tokenizers.gguf import GgufTokenizer
 from superfluid.llama.vocab import Vocab
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from superfluid.codec.framing import Encoder
 from superfluid.codec.segments import SegmentCache
-from superfluid.codec.tokenizer import GgufTokenizer
+from superfluid.codec.tokenizers.gguf import GgufTokenizer
 from superfluid.llama.vocab import Vocab
 from tests.codec.byte_tokenizer import ByteTokenizer
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from superfluid.codec.framing import Encoder, content
-from superfluid.codec.tokenizer import GgufTokenizer
+from superfluid.codec.tokenizers.gguf import GgufTokenizer
 from superfluid.llama.vocab import Vocab
 
 VOCABULARIES = ["gpt-2", "llama-bpe", "llama-spm", "qwen2"]

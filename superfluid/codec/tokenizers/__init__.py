@@ -1,0 +1,1 @@
+"""Where vocabularies come from: GGUF files, Hugging Face directories, tokenizer libraries."""

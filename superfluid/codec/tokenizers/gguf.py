@@ -1,0 +1,57 @@
+"""A GGUF file's tokenizer, through libllama opened vocabulary-only."""
+
+from collections.abc import Iterable
+
+from superfluid.codec.tokenizer import TokenBytes
+from superfluid.codec.utf8 import decode_utf8
+from superfluid.codec.words import BLOCK, Cuts
+from superfluid.llama.vocab import ATTR_CONTROL, ATTR_UNUSED, ATTR_USER_DEFINED, Vocab
+
+
+class GgufTokenizer:
+    """A vocabulary of libllama, which this owns. Texts of any length encode in time linear in them."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self.vocab = vocab
+        self.vocab_size = vocab.n_tokens
+        self.bos = vocab.bos
+        self.eos = vocab.eos or 0
+        ids = range(self.vocab_size)
+        attrs = [vocab.attr(i) for i in ids]
+        self.stop_ids = frozenset(i for i in ids if vocab.is_eog(i))
+        self._special = [
+            (i, text) for i in ids if attrs[i] & (ATTR_CONTROL | ATTR_USER_DEFINED) and (text := vocab.text(i))
+        ]
+        silent = ATTR_CONTROL | ATTR_UNUSED
+        self.table = TokenBytes(b"" if a & silent else p for a, p in zip(attrs, vocab.pieces(), strict=True))
+        self.cuts = Cuts.learn(self._plain, self.table, [text for _, text in self._special])
+        around = vocab.encode("", add_special=True)
+        leads = bool(around) and around[0] == self.bos
+        self._before, self._behind = (around[:1], around[1:]) if leads else ([], around)
+
+    def _plain(self, text: str) -> list[int]:
+        """Ids without what the family puts in front or behind."""
+        return self.vocab.encode(text, add_special=False, parse_special=True)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`; special strings parse, and what the family adds in front and behind is added. A run of more
+        than BLOCK characters without a newline or without anything but white space may be cut inside a word."""
+        if len(text) <= BLOCK:
+            return self.vocab.encode(text, add_special=True, parse_special=True)
+        first, *rest = self.cuts.blocks(text)
+        ids = self._before + self._plain(first)
+        for block in rest:
+            ids += self.cuts.following(self._plain, block)
+        return ids + self._behind
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.table.of(token)
+
+    def special_tokens(self) -> list[tuple[int, str]]:
+        return list(self._special)
+
+    def template(self, name: str | None = None) -> str | None:
+        return self.vocab.template(name) or None
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        return decode_utf8(self.table.join(tokens))
