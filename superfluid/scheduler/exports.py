@@ -114,7 +114,7 @@ class Writer:
                     with trio.CancelScope(shield=True):
                         await trio.to_thread.run_sync(task.run, limiter=self._limiter)
                 except OSError as error:
-                    log.warning("%s: %s", task.what, error)
+                    log.warning("%s: %s", task.what, str(error))  # not the error: its frames hold views of the state
                     ok = False
                 except Exception:  # never the server's end: these files are only ever copies
                     log.exception("%s", task.what)

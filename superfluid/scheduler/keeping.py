@@ -90,6 +90,7 @@ class Keeper:
         self.parks = Parks(artifacts, self._writer)
         self._parking = settings.park is not ParkMode.NEVER
         self.disk = DiskTier(directory / "cache", settings.disk_budget, files) if settings.disk_budget else None
+        self.disk_scanned = trio.Event()
         self._loads: dict[Ticket, Choice] = {}
         self._nursery: trio.Nursery | None = None
         self._readers = trio.CapacityLimiter(READERS)
@@ -116,8 +117,7 @@ class Keeper:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._writer.run, name="state-writer")
             nursery.start_soon(self.parks.run, name="parks")
-            if self.disk is not None:
-                nursery.start_soon(self._scan, self.disk, name="disk-tier")
+            nursery.start_soon(self._scan, name="disk-tier")
             self._nursery = nursery
             task_status.started()
             try:
@@ -131,9 +131,11 @@ class Keeper:
         await self.parks.flush()
         await self._writer.wait_idle()
 
-    async def _scan(self, disk: DiskTier) -> None:
-        for file in await trio.to_thread.run_sync(disk.scan, limiter=self._readers):
-            self._delete(disk, disk.add(file))
+    async def _scan(self) -> None:
+        if self.disk is not None:
+            for file in await trio.to_thread.run_sync(self.disk.scan, limiter=self._readers):
+                self._delete(self.disk, self.disk.add(file))
+        self.disk_scanned.set()
 
     def _delete(self, disk: DiskTier, files: list[CacheFile]) -> None:
         for file in files:
@@ -319,7 +321,7 @@ class Keeper:
             elif isinstance(origin, Head) and session is not None:
                 saved = await trio.to_thread.run_sync(self.parks.read, session, origin, ids, limiter=self._readers)
         except (OSError, EOFError, NotACacheFile) as error:
-            log.warning("a kept state is not read: %s", error)
+            log.warning("a kept state is not read: %s", str(error))
             self._useless(ticket, choice)
         if self._loads.get(ticket) is not choice:  # the job is over
             if saved is not None:

@@ -79,7 +79,8 @@ class SavedState:
     def _close_unused(self) -> None:
         if self._discarded and not self._users:
             for space in self.spaces:
-                space.segment.close()
+                with contextlib.suppress(BufferError):  # someone still looks: it goes with the last view
+                    space.segment.close()
 
 
 async def export(worker: Worker, lane: Lane, ids: Ids, *, lossy: bool) -> SavedState | None:

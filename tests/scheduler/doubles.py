@@ -85,7 +85,7 @@ class MockLink:
             raise EngineRefused(status)
         rounds: list[list[tuple[int, list[int]]]] = []
         self.on_plan(plan)
-        events = self._ask(lambda: self.engine.tick(plan, rounds.append))
+        events: linkw.TickEvents = self._ask(lambda: self.engine.tick(plan, rounds.append))
         self.plans.append(plan)
         for admit in plan.admits:
             self.prompts[admit.lane_tag] = self.rings[linkw.RING_IN].read_tokens(admit.prompt).tolist()
@@ -133,10 +133,10 @@ class MockLink:
                 self._ask(lambda: engine.logit_bias_free(bias))
                 return linkw.FreeLogitBiasOk()
             case linkw.LaneSequenceReq(tag):
-                sequence = engine.lane_sequence(tag)
-                if sequence is None:
+                held = engine.lane_sequence(tag)
+                if held is None:
                     raise EngineRefused(Status.UnknownHandle)
-                return linkw.LaneSequenceOk(sequence)
+                return linkw.LaneSequenceOk(held)
             case linkw.ForkReq(parent, flags):
                 return linkw.ForkOk(self._ask(lambda: engine.seq_fork(parent, flags)))
             case linkw.PublishSequenceReq(sequence, span):
