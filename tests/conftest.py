@@ -1,5 +1,6 @@
 """Fixtures that several rooms' tests share."""
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -39,6 +39,14 @@ T = TypeVar("T")
 Sink = Callable[[int, str], None]
 
 
+@attrs.frozen(eq=False)
+class Watcher:
+    """Who wants a session's provisional text, from tick `since` on."""
+
+    sink: Sink
+    since: int
+
+
 class Scheduler:
     """Jobs in, generations out. Outlives its workers: `run` serves with one of them until it is gone.
 
@@ -69,7 +77,7 @@ class Scheduler:
         self._by_tag: dict[int, Lane] = {}
         self._tickets: dict[Generation, Ticket] = {}
         self._busy: dict[int, Ticket] = {}
-        self._watchers: dict[int, list[Sink]] = {}
+        self._watchers: dict[int, list[Watcher]] = {}
         self._side = SideOperations()
         self._harvest = Harvest(codec, metrics, self.rates)
         self._worker: Worker | None = None
@@ -166,14 +174,18 @@ class Scheduler:
         return operation.value
 
     def watch(self, session: int, sink: Sink) -> Callable[[], None]:
-        """Hand provisional text of a session's generations to `sink` too, until the returned function is called."""
-        self._watchers.setdefault(session, []).append(sink)
+        """Hand provisional text of a session's generations to `sink` too, until the returned function is called.
+
+        It begins with a tick: of one that runs, `sink` gets nothing.
+        """
+        watcher = Watcher(sink, self.ticks + 1 if self.in_flight else self.ticks)
+        self._watchers.setdefault(session, []).append(watcher)
 
         def unwatch() -> None:
-            sinks = self._watchers.get(session, [])
-            if sink in sinks:
-                sinks.remove(sink)
-            if not sinks:
+            watchers = self._watchers.get(session, [])
+            if watcher in watchers:
+                watchers.remove(watcher)
+            if not watchers:
                 self._watchers.pop(session, None)
 
         return unwatch
@@ -213,8 +225,7 @@ class Scheduler:
                 await self._serve(worker)
             except WorkerGone as error:
                 gone = error
-                if error.unread:
-                    self._take_back()
+                self._take_back()
                 self._fail_lanes(Failure.WORKER_DIED, f"generation failed: the model's worker died ({error.reason})")
             finally:
                 self._fail_lanes(Failure.STOPPED, "generation failed: the server stopped it")
@@ -450,6 +461,10 @@ class Scheduler:
         while True:
             try:
                 return await worker.link.tick(wire, self._on_emit)
+            except WorkerGone as gone:
+                for lane in self._lanes:
+                    lane.new = lane.new and gone.unread
+                raise
             except EngineRefused as refusal:
                 if refusal.status != Status.NeedsReplan or not wire.admits:
                     raise
@@ -491,10 +506,12 @@ class Scheduler:
         lane.streamed += tokens
         if ticket.first_token_at is None:
             ticket.first_token_at = trio.current_time()
-        sinks = self._watchers.get(ticket.job.session) if ticket.job.session is not None else None
+        sinks: list[Sink] = []
+        if self._watchers and (watchers := self._watchers.get(ticket.job.session or 0)):
+            sinks = [watcher.sink for watcher in watchers if watcher.since <= self.ticks]
         if ticket.job.want_provisional or sinks:
             pieces = ticket.stream_out(tokens)
-            for sink in sinks or ():
+            for sink in sinks:
                 for channel, text in pieces:
                     sink(channel, text)
 

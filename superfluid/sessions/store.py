@@ -248,6 +248,9 @@ class Store:
                 session.ahead = before
                 self._unmake(session)
             raise
+        for one in staged:
+            if type(one.event.body) is ev.Generated:
+                self.subscriptions.stage(one.session.id, one.event.body)
         commit = Commit(staged, chunks)
         if staged or self._queue or self._writing:
             self._queue.append(commit)
@@ -296,6 +299,7 @@ class Store:
     def _take_back(self, staged: Iterable[_Staged]) -> None:
         for one in staged:
             one.session.ahead = one.session.durable
+            self.subscriptions.take_back(one.session.id)
             self._unmake(one.session)
 
     def _unmake(self, session: Session) -> None:

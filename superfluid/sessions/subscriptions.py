@@ -1,12 +1,13 @@
 """Who follows which session: committed events in commit order, previews ahead of them, bounded and never blocking."""
 
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final
 
 import attrs
 import trio
 
-from superfluid.link.events import Event
+from superfluid.link.events import Channel, Event, Finish, Generated
 
 MOST_BEHIND = 1024  # messages a subscriber may lag; past that it gets what is queued and ends
 
@@ -67,14 +68,25 @@ class Subscription:
 
 
 class Subscriptions:
-    """All subscriptions of one store, by session."""
+    """All subscriptions of one store, by session.
+
+    Whoever follows with previews sees the text of every committed slice before the slice: what is previewed and not
+    published yet is kept for followers that come late, and what was not previewed is, when its slice is staged.
+    """
 
     def __init__(self) -> None:
         self._by_session: dict[int, list[Subscription]] = {}
+        self._ahead: dict[int, dict[int, str]] = {}  # previewed, not staged: by channel; while someone wants previews
+        self._staged: dict[int, deque[Preview]] = {}  # staged, not published
 
     def add(self, session: int, backlog: list[Event], previews: bool) -> Subscription:
         subscription = Subscription(self, session, backlog, previews)
         self._by_session.setdefault(session, []).append(subscription)
+        if previews:
+            ahead = self._ahead.setdefault(session, {})
+            for preview in (*self._staged.get(session, ()), *(Preview(*piece) for piece in ahead.items())):
+                if preview.text and preview.channel != Channel.TOOL_CALL:
+                    subscription._offer(preview)
         return subscription
 
     def remove(self, subscription: Subscription) -> None:
@@ -83,19 +95,52 @@ class Subscriptions:
             self._by_session[subscription.session] = left
         else:
             self._by_session.pop(subscription.session, None)
+        if not self.wants_previews(subscription.session):
+            self._ahead.pop(subscription.session, None)
+
+    def stage(self, session: int, body: Generated) -> None:
+        """A slice is in line for the log, behind the previews of its text."""
+        if session in self._ahead:
+            self._complete(session, body)
+        self._staged.setdefault(session, deque()).append(Preview(body.channel, body.text))
+
+    def take_back(self, session: int) -> None:
+        """What was staged will not be published."""
+        self._staged.pop(session, None)
 
     def publish(self, session: int, event: Event) -> None:
+        if isinstance(event.body, Generated) and (staged := self._staged.get(session)):
+            staged.popleft()
+            if not staged:
+                del self._staged[session]
         for subscription in self._by_session.get(session, ()):
             subscription._offer(event)
 
     def preview(self, session: int, channel: int, text: str) -> None:
-        """Send text ahead of its commit to those that asked for it."""
-        followers = self._by_session.get(session)
-        if followers:
-            message = Preview(channel, text)
-            for subscription in followers:
-                if subscription.previews:
-                    subscription._offer(message)
+        """Send text ahead of its commit to those that asked for it; `stage` of the slices that hold it follows."""
+        ahead = self._ahead.get(session)
+        if ahead is None:
+            return
+        ahead[channel] = ahead.get(channel, "") + text
+        message = Preview(channel, text)
+        for subscription in self._by_session[session]:
+            if subscription.previews:
+                subscription._offer(message)
+
+    def _complete(self, session: int, body: Generated) -> None:
+        """Preview what of a slice was not yet, and forget its previews."""
+        ahead = self._ahead[session]
+        if body.channel != Channel.TOOL_CALL:
+            shown = ahead.get(body.channel, "")
+            if not shown.startswith(body.text):
+                # an unfinished character that the end completed; text made before anyone wanted previews
+                self.preview(session, body.channel, body.text.removeprefix(shown))
+                shown = body.text
+            if session not in self._ahead:  # the last who wanted them lagged just now
+                return
+            ahead[body.channel] = shown[len(body.text) :]
+        if body.finish != Finish.NONE:
+            ahead.clear()
 
     def wants_previews(self, session: int) -> bool:
         return any(one.previews for one in self._by_session.get(session, ()))

@@ -229,13 +229,32 @@ class TestSubscriptions:
         store = open_store()
         session = make(store)
         asking, other = store.subscribe(session, 9, previews=True), store.subscribe(session, 9)
-        store.subscriptions.preview(session, 0, "he")
+        store.subscriptions.preview(session, 0, "t1")
         store.stage([(session, say(1))])
         store.flush()
         for subscription in (asking, other):
             subscription.close()
         assert [type(message) async for message in asking] == [Preview, ev.Event]
         assert [type(message) async for message in other] == [ev.Event]
+
+    async def test_what_was_not_previewed_is_when_it_is_staged(self, open_store: OpenStore) -> None:
+        store = open_store()
+        session = make(store)
+        early = store.subscribe(session, 9, previews=True)
+        store.subscriptions.preview(session, 0, "t")
+        middle = store.subscribe(session, 9, previews=True)
+        store.stage([(session, say(1)), (session, ev.Generated([2], "call", 2, 0))])
+        store.subscriptions.preview(session, 0, "t3")
+        late = store.subscribe(session, 9, previews=True)
+        store.flush()
+        store.subscriptions.preview(session, 0, "t4")
+        store.stage([(session, say(3))])
+        store.flush()
+        texts: list[str] = []
+        for subscription in (early, middle, late):
+            subscription.close()
+            texts.append("".join([one.text async for one in subscription if isinstance(one, Preview)]))
+        assert texts == ["t1t3t4"] * 3
 
     async def test_one_that_lags_gets_what_is_queued_and_ends(self, open_store: OpenStore) -> None:
         store = open_store()

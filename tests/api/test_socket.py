@@ -1,0 +1,544 @@
+"""The session socket: frames, order, ends of connections, cancels, subscriptions."""
+
+import itertools
+import os
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from superfluid.api import socket as session_socket
+from superfluid.api.socket import SocketTaken, bind, run_socket, serve_connection
+from superfluid.client import Finish
+from superfluid.client.errors import NothingInFlight, Refused, SessionBusy, UnknownSession
+from superfluid.client.frames import LENGTH, Responses, frame
+from superfluid.client.trio_client import AsyncConnection, AsyncSession
+from superfluid.link import events as ev, postcard, session_api as api
+from tests.api.serving import Server
+
+Served = Callable[[str], Server]
+SOON = 30.0  # seconds; a test that waits this long has failed
+
+
+async def raw(server: Server) -> trio.SocketStream:
+    return await trio.open_unix_socket(server.path)
+
+
+async def read_all(stream: trio.SocketStream) -> bytes:
+    """Everything until the server closes."""
+    data = b""
+    with trio.fail_after(SOON):
+        while True:
+            try:
+                piece = await stream.receive_some(65536)
+            except trio.BrokenResourceError:  # closed with bytes of ours unread
+                return data
+            if not piece:
+                return data
+            data += piece
+
+
+async def lives(server: Server) -> None:
+    async with server.client() as client:
+        with trio.fail_after(SOON):
+            await client.session_ids()
+
+
+async def ready(server: Server, text: str = "Go.") -> AsyncSession:
+    """A session that waits for a reply."""
+    session = await server.client().session()
+    await session.user(text)
+    return session
+
+
+async def receive(connection: AsyncConnection) -> api.Response:
+    with trio.fail_after(SOON):
+        response = await connection.receive()
+    assert response is not None, "the server closed the connection"
+    return response
+
+
+async def receive_until(connection: AsyncConnection, kind: type[Any]) -> list[api.Response]:
+    """Responses up to and with the first of a kind."""
+    found: list[api.Response] = []
+    while not found or not isinstance(found[-1], kind):
+        found.append(await receive(connection))
+    return found
+
+
+async def quiet(session: AsyncSession) -> None:
+    """Until nothing runs on the session: its last record may be there a little earlier."""
+    with trio.fail_after(SOON):
+        while (await session.inspect()).tier == api.Resident():
+            pass
+
+
+# ---- frames
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",  # read as a length, it is over 64 MiB
+        LENGTH.pack(api.MAX_FRAME + 1),
+        LENGTH.pack(0),  # an empty payload is no request
+        LENGTH.pack(1) + b"\x7f",  # no such variant
+        LENGTH.pack(2) + b"\x03\x01",  # Generate, cut
+        LENGTH.pack(6) + b"\x02\x01\x01\x02\xff\xff",  # AppendMessage whose text is not UTF-8
+        LENGTH.pack(11) + b"\x04" + b"\xff" * 10,  # Read of a session over u64
+    ],
+)
+async def test_what_is_no_request_closes_the_connection_without_an_answer(served: Served, data: bytes) -> None:
+    server = served("loop")
+    stream = await raw(server)
+    await stream.send_all(data)
+    assert await read_all(stream) == b""
+    await lives(server)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x01", b"\x05\x00\x00\x00", LENGTH.pack(100) + b"\x02\x01"])
+async def test_a_connection_may_end_anywhere(served: Served, data: bytes) -> None:
+    server = served("loop")
+    stream = await raw(server)
+    if data:
+        await stream.send_all(data)
+    await stream.send_eof()
+    assert await read_all(stream) == b""
+    await lives(server)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(payloads=st.lists(st.binary(max_size=40), max_size=4), tail=st.binary(max_size=8))
+def test_garbage_never_brings_the_server_down(served: Served, payloads: list[bytes], tail: bytes) -> None:
+    """Frames of random bytes are answered or end the connection; what was answered decodes."""
+    server = served("loop")
+    data = b"".join(LENGTH.pack(len(payload)) + payload for payload in payloads) + tail
+    responses = Responses()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(SOON)
+        connection.connect(str(server.path))
+        try:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            while piece := connection.recv(65536):
+                responses.feed(piece)
+        except ConnectionError:
+            pass  # closed on the first bad frame, while more of ours was under way
+    while responses.next() is not None:
+        pass
+    with server.blocking_client() as client:
+        client.session_ids()
+
+
+async def test_bytes_after_a_message_are_ignored(served: Served) -> None:
+    stream = await raw(served("loop"))
+    payload = postcard.encode(api.ListRequest()) + b"a later field"
+    await stream.send_all(LENGTH.pack(len(payload)) + payload)
+    responses = Responses()
+    while (response := responses.next()) is None:
+        responses.feed(await stream.receive_some(65536))
+    assert isinstance(response, api.SessionsResponse)
+
+
+async def test_a_request_may_come_byte_by_byte(served: Served) -> None:
+    stream = await raw(served("loop"))
+    for byte in frame(api.ListRequest()):
+        await stream.send_all(bytes([byte]))
+        await trio.testing.wait_all_tasks_blocked()
+    assert (await stream.receive_some(1)) != b""
+
+
+def test_an_answer_that_no_frame_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_socket, "MAX_FRAME", 200)
+    assert len(session_socket.frame(api.TextResponse("x" * 100))) < 200
+    responses = Responses()
+    responses.feed(session_socket.frame(api.TextResponse("x" * 300)))
+    refused = responses.next()
+    assert isinstance(refused, api.ErrResponse)
+    assert refused.message.startswith("protocol: the answer has 303 bytes")
+
+
+async def test_a_request_that_fails_inside_is_told_and_the_connection_goes_on() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("a bug")
+
+    daemon: Any = SimpleNamespace(default=SimpleNamespace(sessions=SimpleNamespace(session_ids=fail, tree=list)))
+    ours, theirs = socket.socketpair()
+    connection = AsyncConnection(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_connection, daemon, trio.SocketStream(trio.socket.from_stdlib_socket(theirs)))
+        await connection.send(api.ListRequest(), api.TreeRequest())
+        assert await receive(connection) == api.ErrResponse("internal error in List: ZeroDivisionError: a bug")
+        assert await receive(connection) == api.TreeResponse([])
+        await connection.aclose()
+
+
+# ---- order
+
+
+async def test_pipelined_requests_are_answered_in_order_behind_a_generate_too(served: Served) -> None:
+    server = served("loop")
+    session = await ready(server)
+    connection = await server.connect()
+    await connection.send(
+        api.ReadRequest(session.id, 99),
+        api.GenerateRequest(session.id, 40),
+        api.ReadRequest(session.id, 0),
+        api.ReadRequest(10**9, 0),
+        api.OpenToolCallsRequest(session.id),
+        api.GenerateRequest(session.id, 3),
+        api.InspectRequest(session.id),
+    )
+    assert await receive(connection) == api.EventsResponse([])
+    *deltas, generated = await receive_until(connection, api.GeneratedResponse)
+    assert isinstance(generated, api.GeneratedResponse)
+    assert [delta.event for delta in deltas if isinstance(delta, api.DeltaResponse)] == generated.events
+    assert generated.tokens_generated == 40
+    read = await receive(connection)
+    assert isinstance(read, api.EventsResponse)
+    assert read.events[-1] == generated.events[-1]
+    assert await receive(connection) == api.ErrResponse(f"unknown session {10**9}")
+    assert await receive(connection) == api.ToolCallsResponse([])
+    again = (await receive_until(connection, api.GeneratedResponse))[-1]
+    assert isinstance(again, api.GeneratedResponse)
+    assert again.tokens_generated == 3
+    inspection = await receive(connection)
+    assert isinstance(inspection, api.InspectionResponse)
+    assert inspection.inspection.tier == api.Cold()
+    await connection.aclose()
+
+
+async def test_more_requests_than_are_read_ahead(served: Served) -> None:
+    connection = await served("loop").connect()
+    count = 5 * session_socket.WAITING
+    await connection.send(*[api.ReadRequest(10**9 + index, 0) for index in range(count)])
+    for index in range(count):
+        assert await receive(connection) == api.ErrResponse(f"unknown session {10**9 + index}")
+    await connection.aclose()
+
+
+# ---- generating
+
+
+async def test_generate_continues_an_open_turn_and_says_why_it_stopped(served: Served) -> None:
+    session = await ready(served("loop"))
+    first = await session.generate(3)
+    assert (first.text, first.finish, first.tokens_generated) == ("tick tock tick ", Finish.NONE, 3)
+    second = await session.generate(2)
+    assert second.text == "tock tick "
+    bodies = [type(event.body) for event in await session.events()]
+    assert bodies.count(ev.GenerationPrompt) == bodies.count(ev.GenerationFingerprint) == 1
+    nothing = await session.generate(0)
+    assert (nothing.events, nothing.tokens_generated, nothing.finish) == ([], 0, Finish.NONE)
+
+
+async def test_generate_fills_the_window_and_then_refuses(served: Served) -> None:
+    server = served("loop")
+    session = await ready(server)
+    reply = await session.generate()
+    assert reply.finish == Finish.LENGTH
+    inspection = await session.inspect()
+    assert inspection.summary.tokens == server.model.window
+    with pytest.raises(Refused, match="maximum context length is 4096 tokens"):
+        await session.user("More.")
+        await session.generate(1)
+
+
+async def test_a_session_is_busy_while_it_generates(served: Served) -> None:
+    server = served("loop")
+    session = await ready(server)
+    async with session.stream() as stream:
+        await stream.__anext__()
+        for refused in (session.user("x"), session.generate(1), session.append("x")):
+            with pytest.raises(SessionBusy):
+                await refused
+        assert await session.open_tool_calls() == []
+        assert (await session.inspect()).tier == api.Resident()
+        branch = await session.fork(at=2)
+        await branch.generate(2)
+        await session.set_meta(title="busy")
+    assert stream.reply is not None
+    assert stream.reply.finish == Finish.CANCELLED
+    await session.user("usable again")
+
+
+async def test_cancel_comes_over_another_connection(served: Served) -> None:
+    server = served("loop")
+    session = await ready(server)
+    with pytest.raises(NothingInFlight):
+        await session.cancel()
+    with pytest.raises(UnknownSession):
+        await server.client().get(10**9).cancel()
+    connection = await server.connect()
+    await connection.send(api.SubscribeRequest(session.id, 0, True), api.GenerateRequest(session.id, 4000))
+    await receive_until(connection, api.SubProvisionalResponse)
+    await session.cancel()
+    generated = (await receive_until(connection, api.GeneratedResponse))[-1]
+    assert isinstance(generated, api.GeneratedResponse)
+    assert generated.finish == Finish.CANCELLED
+    last = generated.events[-1].body
+    assert isinstance(last, ev.Generated)
+    assert (last.span, last.finish) == ([], Finish.CANCELLED)
+    assert 0 < generated.tokens_generated < 4000
+    assert (await session.events())[-1] == generated.events[-1]
+    await connection.aclose()
+
+
+async def test_a_cancel_while_the_turn_begins_counts(served: Served) -> None:
+    """Sent as soon as the opener is in the log: before the job is queued, or just after."""
+    server = served("loop")
+    for _ in range(5):
+        session = await ready(server)
+        watcher = await server.connect()
+        await watcher.send(api.SubscribeRequest(session.id, 0, False))
+        await receive_until(watcher, api.SubscribedResponse)
+        connection = await server.connect()
+        await connection.send(api.GenerateRequest(session.id, 4000))
+        while True:
+            followed = await receive(watcher)
+            assert isinstance(followed, api.SubEventResponse)
+            if isinstance(followed.event.body, ev.GenerationPrompt):
+                break
+        await session.cancel()
+        generated = (await receive_until(connection, api.GeneratedResponse))[-1]
+        assert isinstance(generated, api.GeneratedResponse)
+        assert generated.finish == Finish.CANCELLED
+        await connection.aclose()
+        await watcher.aclose()
+
+
+@pytest.mark.parametrize("previews", [False, True])
+async def test_a_client_that_goes_away_ends_its_generation(served: Served, previews: bool) -> None:
+    server = served("loop")
+    session = await ready(server)
+    watcher = await server.connect()
+    await watcher.send(api.SubscribeRequest(session.id, 0, True))
+    goer = await server.connect()
+    if previews:
+        await goer.send(api.SubscribeRequest(session.id, 0, True))
+    await goer.send(api.GenerateRequest(session.id, 4000))
+    await receive_until(watcher, api.SubProvisionalResponse)
+    await goer.aclose()
+    while True:
+        followed = await receive(watcher)
+        if isinstance(followed, api.SubEventResponse) and isinstance(followed.event.body, ev.Generated):
+            last = followed.event.body
+            if last.finish:
+                break
+    assert (last.span, last.finish) == ([], Finish.CANCELLED)
+    await quiet(session)
+    await session.user("Still here?")
+    reply = await session.generate(2)
+    assert reply.text == "tick tock "
+    await watcher.aclose()
+
+
+async def test_a_client_that_reads_nothing_harms_nobody(served: Served) -> None:
+    server = served("loop")
+    silent = await ready(server)
+    connection = await server.connect()
+    await connection.send(*[api.SubscribeRequest(silent.id, 0, True)] * 3, api.GenerateRequest(silent.id, 4000))
+    other = await ready(server)
+    assert (await other.generate(50)).tokens_generated == 50
+    await connection.aclose()
+    await quiet(silent)
+    await lives(server)
+
+
+# ---- subscriptions
+
+
+def text_of(events: list[ev.Event], channel: int) -> str:
+    return "".join(e.body.text for e in events if isinstance(e.body, ev.Generated) and e.body.channel == channel)
+
+
+@pytest.mark.parametrize("script", ["utf8", "think", "text_tool", "loop", "bad_utf8"])
+async def test_previews_run_ahead_of_what_is_committed_and_equal_it(served: Served, script: str) -> None:
+    server = served(script)
+    session = await ready(server)
+    connection = await server.connect()
+    await connection.send(api.SubscribeRequest(session.id, 0, True), api.GenerateRequest(session.id, 300))
+    previewed = {ev.Channel.TEXT: "", ev.Channel.REASONING: ""}
+    committed = {ev.Channel.TEXT: "", ev.Channel.REASONING: ""}
+    end: api.GeneratedResponse | None = None
+    last = -1
+    while end is None or last < end.events[-1].event_id:
+        match await receive(connection):
+            case api.SubProvisionalResponse(_, channel, text):
+                previewed[ev.Channel(channel)] += text
+            case api.SubEventResponse(_, event):
+                assert event.event_id == last + 1
+                last = event.event_id
+                if isinstance(event.body, ev.Generated) and event.body.channel != ev.Channel.TOOL_CALL:
+                    channel = ev.Channel(event.body.channel)
+                    committed[channel] += event.body.text
+                    assert previewed[channel].startswith(committed[channel])
+            case api.GeneratedResponse() as end:
+                pass
+    assert previewed == committed
+    for channel in committed:
+        assert committed[channel] == text_of(end.events, channel)
+    assert any(committed.values())
+    await connection.aclose()
+
+
+async def test_a_backlog_and_what_follows_it_have_no_gap(served: Served) -> None:
+    """Followers that come at any moment of a running generation see every event once, in order."""
+    server = served("loop")
+    session = await ready(server)
+    runner = await server.connect()
+    await runner.send(api.GenerateRequest(session.id, 2000))
+    followers: list[tuple[int, bool, AsyncConnection]] = []
+    for index in range(6):
+        await receive_until(runner, api.DeltaResponse)
+        follower = await server.connect()
+        cursor = (0, 2, 4)[index % 3]
+        await follower.send(api.SubscribeRequest(session.id, cursor, index % 2 == 1))
+        followers.append((cursor, index % 2 == 1, follower))
+        await receive_until(follower, api.SubscribedResponse)
+        if index == 5:
+            await session.cancel()
+    await receive_until(runner, api.GeneratedResponse)
+    events = await session.events()
+    for cursor, wants, follower in followers:
+        seen: list[ev.Event] = []
+        previewed = ""
+        while not seen or seen[-1].event_id < events[-1].event_id:
+            response = await receive(follower)
+            if isinstance(response, api.SubEventResponse):
+                seen.append(response.event)
+            elif isinstance(response, api.SubProvisionalResponse):
+                previewed += response.text
+        assert seen == events[cursor:]
+        assert text_of(events, ev.Channel.TEXT).endswith(previewed)
+        assert bool(previewed) == wants
+        await follower.aclose()
+    await runner.aclose()
+
+
+async def test_ends_of_subscriptions(served: Served) -> None:
+    server = served("loop")
+    session = await ready(server)
+    connection, other = await server.connect(), await server.connect()
+    await connection.send(api.SubscribeRequest(10**9, 0, False))
+    assert await receive(connection) == api.ErrResponse(f"unknown session {10**9}")
+    await connection.send(api.SubscribeRequest(session.id, 50, False), api.SubscribeRequest(session.id, 50, True))
+    first, second = await receive(connection), await receive(connection)
+    assert isinstance(first, api.SubscribedResponse)
+    assert second == api.SubscribedResponse(first.sub + 1)
+    await other.send(api.UnsubscribeRequest(first.sub))
+    assert await receive(other) == api.ErrResponse(f"no subscription {first.sub} on this connection")
+    await connection.send(api.UnsubscribeRequest(first.sub))
+    ends = [await receive(connection), await receive(connection)]
+    assert api.UnsubscribedResponse() in ends
+    assert api.SubEndedResponse(first.sub, "unsubscribed") in ends
+    await connection.send(api.UnsubscribeRequest(first.sub))
+    assert await receive(connection) == api.ErrResponse(f"no subscription {first.sub} on this connection")
+    event = await session.append("x")
+    assert await receive(connection) == api.SubEventResponse(first.sub + 1, event)
+    await connection.aclose()
+    await other.aclose()
+
+
+async def test_a_subscriber_that_lags_is_dropped_and_slows_nobody(served: Served) -> None:
+    server = served("loop")
+    session = await ready(server)
+    laggard = await server.connect()
+    await laggard.send(api.SubscribeRequest(session.id, 0, True))
+    reply = await session.generate(4000)
+    assert reply.tokens_generated == 4000
+    seen = await receive_until(laggard, api.SubEndedResponse)
+    assert seen[-1] == api.SubEndedResponse(seen[0].sub, "lagged")  # type: ignore[attr-defined]
+    text = "".join(one.text for one in seen if isinstance(one, api.SubProvisionalResponse))
+    assert reply.text.startswith(text)
+    events = [one.event.event_id for one in seen if isinstance(one, api.SubEventResponse)]
+    assert events == list(range(len(events)))
+    await laggard.aclose()
+
+
+async def test_subscribers_are_forgotten_with_their_connection(served: Served) -> None:
+    server = served("loop")
+    session = await ready(server)
+    before = len(server.model.store.subscriptions)
+    connections = [await server.connect() for _ in range(10)]
+    for connection in connections:
+        await connection.send(api.SubscribeRequest(session.id, 0, True))
+        await receive_until(connection, api.SubEventResponse)
+    assert len(server.model.store.subscriptions) == before + 10
+    for connection in connections:
+        await connection.aclose()
+    await lives(server)
+    with trio.fail_after(SOON):
+        while len(server.model.store.subscriptions) > before:
+            await lives(server)
+
+
+# ---- the socket's file
+
+
+async def listening(path: Path, nursery: trio.Nursery) -> None:
+    daemon: Any = SimpleNamespace(default=SimpleNamespace(sessions=SimpleNamespace(session_ids=list)))
+    await nursery.start(run_socket, daemon, path)
+
+
+async def test_the_socket_is_its_owners_alone_and_goes_with_the_server(home: Path) -> None:
+    path = home / "made" / "s.sock"
+    async with trio.open_nursery() as nursery:
+        await listening(path, nursery)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        nursery.cancel_scope.cancel()
+    assert not path.exists()
+
+
+async def test_a_stale_socket_file_is_replaced(home: Path) -> None:
+    path = home / "s.sock"
+    old = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    old.bind(str(path))
+    old.close()
+    assert path.is_socket()
+    async with trio.open_nursery() as nursery:
+        await listening(path, nursery)
+        connection = await AsyncConnection.open(path)
+        await connection.send(api.ListRequest())
+        assert await receive(connection) == api.SessionsResponse([])
+        await connection.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_successors_socket_file_stays(home: Path) -> None:
+    path = home / "s.sock"
+    async with trio.open_nursery() as second:
+        async with trio.open_nursery() as first:
+            await listening(path, first)
+            await listening(path, second)
+            first.cancel_scope.cancel()
+        assert path.is_socket()
+        second.cancel_scope.cancel()
+
+
+def test_what_is_no_socket_is_left_alone(home: Path) -> None:
+    path = home / "notes"
+    path.write_text("precious")
+    with pytest.raises(SocketTaken, match="something else is there"):
+        bind(path)
+    assert path.read_text() == "precious"
+
+
+async def test_connections_leave_no_descriptors_behind(served: Served) -> None:
+    server = served("loop")
+    await lives(server)
+    before = len(os.listdir("/proc/self/fd"))
+    for index in itertools.islice(itertools.cycle((b"", b"\x00" * 4, LENGTH.pack(9))), 60):
+        stream = await raw(server)
+        if index:
+            await stream.send_all(index)
+        await stream.aclose()
+    with trio.fail_after(SOON):
+        while len(os.listdir("/proc/self/fd")) > before:
+            await lives(server)
