@@ -1,5 +1,6 @@
 """The tool calls of one reply: entries as they are written for a stream, and those that were read for the whole."""
 
+from collections import deque
 from typing import Any
 
 import attrs
@@ -14,83 +15,170 @@ Entry = dict[str, Any]
 
 
 @attrs.define
-class Calls:
-    """Give it each committed text of the call channel, then what was read of it, then `over`.
+class _Run:
+    """A stretch of the call channel, which may hold several calls. Lengths are in characters."""
 
+    reader: CallReader
+    text: list[str] = attrs.Factory(list)  # committed
+    read: int = 0  # given to the reader
+    committed: int = 0
+    closed_ahead: bool = False  # its end was seen before its commit
+    records: list[tuple[int, int]] = attrs.Factory(list)  # (where in the text a record ends, its event)
+    uses: list[Event] = attrs.Factory(list)
+    failed: bool = False
+    waiting: deque[Fragment] = attrs.Factory(deque)  # behind a call whose record is not committed yet
+    indexes: dict[int, int] = attrs.Factory(dict)  # of its calls, in the reply
+
+    @property
+    def judged(self) -> bool:
+        """It was said what it reads as."""
+        return self.failed or bool(self.uses)
+
+    @property
+    def complete(self) -> bool:
+        """All of it is committed."""
+        return self.judged or (self.closed_ahead and self.committed >= self.read)
+
+
+@attrs.define
+class Calls:
+    """Give it the text of the call channel, ahead of its commit (or not) and as it is committed; what was read of it;
+    and `over` when other records follow.
+
+    A call's id is that of the record in which it opened, so an entry that runs ahead waits for its call's record.
     `read` are the calls of the whole reply. `broken`: a call was announced and then not read, or its arguments are
-    none; a client must not run anything then. `only_one`: parallel_tool_calls false, or a demanded call.
+    none; a client must not run anything then. `only_one`: all but the first call are ignored. `forced`: a call was
+    demanded, and a text without markers may be it whatever it names.
     """
 
     codec: Codec
     tools: list[dict[str, Any]]
     only_one: bool = False
+    forced: bool = False
     read: list[Entry] = attrs.Factory(list)
     broken: bool = False
-    _reader: CallReader | None = None
-    _raw: list[str] = attrs.Factory(list)
-    _uses: list[Event] = attrs.Factory(list)
-    _before: int = 0  # calls of earlier runs
+    _runs: deque[_Run] = attrs.Factory(deque)
+    _next: int = 0  # index of the next call
+    _ids: set[str] = attrs.Factory(set)
 
     @property
-    def pending(self) -> bool:
-        """Calls were read whose run is not over yet."""
-        return bool(self._uses)
+    def due(self) -> bool:
+        """Text of a run was shown ahead whose end is not committed yet."""
+        return bool(self._runs)
+
+    def ahead(self, text: str, closes: bool) -> list[Entry]:
+        """Text of the call channel before its commit; `closes`: a run ends with it."""
+        run = self._runs[-1] if self._runs else None
+        if run is None or run.closed_ahead:
+            run = self._begin()
+        self._feed(run, text)
+        run.closed_ahead = closes
+        return self._release(run)
 
     def write(self, event: Event, text: str) -> list[Entry]:
-        """More text of the run under way, committed by `event`."""
-        if self._reader is None:
-            self._reader = self.codec.call_reader(self.tools)
-        self._raw.append(text)
-        return [self._entry(fragment, event.event_id) for fragment in self._reader.feed(text)]
+        """Committed text of the call channel."""
+        run = self._runs[0] if self._runs else self._begin()
+        known = run.read - run.committed
+        if known < len(text):
+            self._feed(run, text[known:])
+        run.text.append(text)
+        run.committed += len(text)
+        run.records.append((run.committed, event.event_id))
+        return self._release(run)
 
     def use(self, event: Event) -> None:
-        """A call was read of the run."""
-        self._uses.append(event)
+        """A call was read of the committed run."""
+        (self._runs[0] if self._runs else self._begin()).uses.append(event)
 
-    def over(self, event_id: int) -> tuple[list[Entry], str]:
-        """The run is over: what a stream still has to say, and the text that was no call after all."""
-        reader = self._reader or self.codec.call_reader(self.tools)
-        uses = self._uses[: 1 - len(self.read)] if self.only_one else self._uses
-        raw = "".join(self._raw)
-        self._reader, self._raw, self._uses = None, [], []
+    def fail(self) -> None:
+        """The committed run is no call."""
+        (self._runs[0] if self._runs else self._begin()).failed = True
+
+    def over(self) -> tuple[list[Entry], str]:
+        """Other records follow: what a stream still has to say of a run that is complete, and its text if it was no
+        call after all."""
+        if not self._runs or not self._runs[0].complete:
+            return [], ""
+        run = self._runs.popleft()
+        if not run.judged or self._has_one:
+            return [], ""
+        uses = run.uses[:1] if self.only_one else run.uses
         calls = [ToolCall(use.body.name, use.body.arguments) for use in uses if isinstance(use.body, ToolUse)]
-        verdict = reader.end(calls)
-        entries = []
-        for fragment in verdict.fragments:
-            opened = uses[fragment.call].event_id if fragment.call < len(uses) else event_id
-            entries.append(self._entry(fragment, opened))
-        self._before += max(reader.opened(), len(calls))
+        verdict = run.reader.end(calls)
+        run.waiting += verdict.fragments
+        entries = self._release(run, uses)
+        if verdict.unread:
+            self.broken = True
         if verdict.unread or not calls:
-            self.broken |= bool(verdict.unread)
-            return entries, raw
-        self.read += [
-            _whole(len(self.read) + n, use.event_id, call)
-            for n, (use, call) in enumerate(zip(uses, calls, strict=True))
-        ]
-        self.broken |= any(not _is_json(call.arguments_json) for call in calls)
+            return entries, "".join(run.text)
+        for use, call in zip(uses, calls, strict=True):
+            self.broken |= not _is_json(call.arguments_json)
+            self.read.append(_entry(len(self.read), f"call_{use.event_id}", call.name, call.arguments_json))
         return entries, ""
+
+    def cut(self) -> None:
+        """The lane is over: a call that was announced and never read is broken."""
+        self.broken |= any(run.reader.opened() for run in self._runs)
 
     def whole_text(self, text: str, event_id: int) -> list[Entry]:
         """Read a reply without call markers as calls; no entries when it is none."""
         found = self.codec.read_call(text, self.tools) or []
-        calls = found[:1] if self.only_one else found
-        self.read += [_whole(len(self.read) + n, event_id + n, call) for n, call in enumerate(calls)]
-        return self.read[len(self.read) - len(calls) :]
+        declared = {tool["function"].get("name") for tool in self.tools}
+        if not self.forced and any(call.name not in declared for call in found):
+            return []
+        for call in found[:1] if self.only_one or self.forced else found:
+            self.read.append(_entry(len(self.read), self._id(event_id), call.name, call.arguments_json))
+        return self.read
 
-    def _entry(self, fragment: Fragment, event_id: int) -> Entry:
-        index = self._before + fragment.call
-        if fragment.name is None:
-            return {"index": index, "function": {"arguments": fragment.arguments}}
-        return _whole(index, event_id, ToolCall(fragment.name, fragment.arguments))
+    @property
+    def _has_one(self) -> bool:
+        return self.only_one and bool(self.read)
+
+    def _begin(self) -> _Run:
+        run = _Run(self.codec.call_reader(self.tools))
+        self._runs.append(run)
+        return run
+
+    def _feed(self, run: _Run, text: str) -> None:
+        run.waiting += run.reader.feed(text)
+        run.read += len(text)
+
+    def _release(self, run: _Run, uses: list[Event] | None = None) -> list[Entry]:
+        """The fragments of a run that need not wait any more; with `uses`, all of them."""
+        entries: list[Entry] = []
+        while run.waiting:
+            fragment = run.waiting[0]
+            if self._has_one or (self.only_one and fragment.call):
+                run.waiting.popleft()
+                continue
+            if fragment.name is None:
+                entries.append({"index": run.indexes[fragment.call], "function": {"arguments": fragment.arguments}})
+            else:
+                if fragment.at is not None and fragment.at > run.committed:
+                    break
+                if fragment.at is None:
+                    event_id = (uses or run.uses)[fragment.call].event_id
+                else:
+                    event_id = next(event for end, event in run.records if end >= fragment.at)
+                run.indexes[fragment.call] = self._next
+                entries.append(_entry(self._next, self._id(event_id), fragment.name, fragment.arguments))
+                self._next += 1
+            run.waiting.popleft()
+        return entries
+
+    def _id(self, event_id: int) -> str:
+        """A call's id; calls that opened in one record are told apart."""
+        made = f"call_{event_id}"
+        n = 1
+        while made in self._ids:
+            made = f"call_{event_id}_{n}"
+            n += 1
+        self._ids.add(made)
+        return made
 
 
-def _whole(index: int, event_id: int, call: ToolCall) -> Entry:
-    return {
-        "index": index,
-        "id": f"call_{event_id}",
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments_json},
-    }
+def _entry(index: int, identity: str, name: str, arguments: str) -> Entry:
+    return {"index": index, "id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _is_json(text: str) -> bool:

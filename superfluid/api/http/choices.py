@@ -1,6 +1,5 @@
 """Several generations of one request, read together."""
 
-import math
 from collections.abc import Sequence
 
 import trio
@@ -9,7 +8,7 @@ from superfluid.daemon.model import Started
 from superfluid.link.events import Finish
 from superfluid.scheduler.generation import Ended, Failure, Generation, Item
 
-SILENCE = 15.0  # seconds without an item after which the reader is told so
+SILENCE = 15.0  # seconds without an item after which a stream shows that it lives
 PACE = 0.004  # seconds: a reader is woken at most this often; no token of a model that a person reads comes faster
 
 
@@ -26,7 +25,7 @@ class Running:
         self._open: set[int] = set()  # whose end was not handed on
         self._cut: str | None = None
         self._news = trio.Event()
-        self._woken = -math.inf
+        self._woken = trio.current_time()
 
     def add(self, started: Sequence[Started]) -> None:
         """Own more generations; their indexes go on from those that are there."""
@@ -60,12 +59,21 @@ class Running:
         return self
 
     async def __anext__(self) -> list[tuple[int, Item]] | None:
-        """(index, item), as many as are there at once, until every choice has ended; none after a silence."""
+        """(index, item), as many as are there at once, until every choice has ended; none after a silence.
+
+        The silences are told by `beat`: a time limit on each step would cost as much as the step.
+        """
         if not self._open:
             raise StopAsyncIteration
-        with trio.move_on_after(SILENCE):
-            await self._wait()
+        await self._wait()
         return self._take() or None
+
+    def beat(self, now: float) -> float:
+        """Wake a reader who has heard nothing for `SILENCE`; when to look again."""
+        if now >= self._woken + SILENCE:
+            self._woken = now
+            self._wake()
+        return self._woken + SILENCE
 
     async def _wait(self) -> None:
         if self._news.is_set():

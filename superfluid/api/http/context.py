@@ -3,9 +3,10 @@
 import itertools
 
 import attrs
+import trio
 from quart import request
 
-from superfluid.api.http.choices import Running
+from superfluid.api.http.choices import SILENCE, Running
 from superfluid.api.http.errors import SERVER, ApiError
 from superfluid.api.http.options import Choices, read_class, read_switch
 from superfluid.api.http.requests import on_end
@@ -76,6 +77,13 @@ class Api:
 
         on_end(close)
         return running
+
+    async def beat(self) -> None:
+        """Tell the answers that are being made of their silences."""
+        while True:
+            now = trio.current_time()
+            due = [running.beat(now) for running in self.running]
+            await trio.sleep_until(min(due, default=now + SILENCE))
 
     def cut(self, reason: str) -> None:
         """End every answer that is being made with an error."""

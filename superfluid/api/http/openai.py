@@ -124,12 +124,14 @@ async def chat_completions(api: Api) -> Response:
         options = attrs.evolve(
             chat.options,
             provisional=chat.choices.stream and not chat.want_logprobs,
+            provisional_calls=not chat.tool_choice.withheld,
             tools=chat.tools,
             grammar=None if attempt is None else (attempt.kind, attempt.text),
             start_channel=Channel.TOOL_CALL if constraint.forced else None,
         )
         running.add(await served.begin_all(bodies, [with_seed(options, i) for i in range(chat.choices.n)]))
-    answer = ChatAnswer(api, chat, served, constraint, running, line)
+    held = attempt is not None and attempt.holds_calls
+    answer = ChatAnswer(api, chat, served, constraint, held, running, line)
     return Response(answer.stream(), headers=sse.HEADERS) if chat.choices.stream else await answer.whole()
 
 
@@ -162,6 +164,7 @@ class ChatAnswer:
         chat: ChatRequest,
         served: Model,
         constraint: Constraint,
+        held: bool,
         running: Running,
         line: AccessLine,
     ) -> None:
@@ -175,7 +178,7 @@ class ChatAnswer:
                 chat.choices.stop_filter(),
                 one.max_tokens,
                 want_logprobs=chat.want_logprobs,
-                calls=Calls(served.codec, chat.tools, constraint.one_call),
+                calls=Calls(served.codec, chat.tools, constraint.one_call and not held, constraint.forced),
                 calls_as_text=chat.tool_choice.withheld,
                 whole_reply=constraint.whole_reply,
             )

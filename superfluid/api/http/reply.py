@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from superfluid.api.http.calls import Calls
+from superfluid.api.http.calls import Calls, Entry
 from superfluid.api.http.refusals import ended_with_error
 from superfluid.codec.conversation import compact
 from superfluid.codec.stops import StopStrings
@@ -49,8 +49,8 @@ class Reply:
     """One choice. Give it every item of its generation; `complete` turns true when its lane need not go on.
 
     Text comes ahead of its commit (then the commits only add what was not shown yet), or with its logprobs at the
-    commit; calls come as they are committed. `calls` none: the reply has none (raw text). `calls_as_text`:
-    tool_choice none. `whole_reply`: what looks like a call without its markers is kept back, and read at the end.
+    commit. `calls` none: the reply has none (raw text). `calls_as_text`: tool_choice none. `whole_reply`: what looks
+    like a call without its markers is kept back, and read at the end; a demanded call keeps all text back.
     """
 
     tokenizer: Tokenizer
@@ -79,6 +79,8 @@ class Reply:
         """What `item` adds. Raises ApiError when the generation failed."""
         if isinstance(item, Provisional):
             self.tokens += item.n_tokens
+            if item.channel == Channel.TOOL_CALL:
+                return [] if self.calls is None or self._silent else _deltas(self.calls.ahead(item.text, item.closes))
             self._ahead[item.channel] += len(item.text)
             return self._text(item.channel, item.text)
         if isinstance(item, Committed):
@@ -87,17 +89,20 @@ class Reply:
         if item.reason is not None and not self.complete:
             raise ended_with_error(item)
         self.tokens = item.tokens_generated
-        return [] if self.complete else self._end()
+        unread = "".join(self.unread)
+        return self._end() + ([Delta("content", unread)] if unread else [])
 
     def _end(self) -> list[Delta]:
-        rest = self.stops.flush()
+        if not self.complete and self.calls is not None:
+            self.calls.cut()
+        rest = "" if self.complete else self.stops.flush()
         if not self.whole_reply:
-            return self._content(rest, last=True)
+            return [] if self.complete else self._content(rest, last=True)
         text, self._kept = self._kept + rest, ""
-        if self.calls is not None and not self.calls.read and not self.calls.broken and text.strip():
-            entries = self.calls.whole_text(text, self._last_event)
-            if entries:
-                return [Delta("tool_calls", call=entry) for entry in entries]
+        calls = self.calls
+        nothing_read = calls is not None and not calls.read and not calls.broken
+        if calls is not None and nothing_read and (entries := calls.whole_text(text, self._last_event)):
+            return _deltas(entries)
         return self._content(text, last=True)
 
     def _commit(self, events: Sequence[Event], logprobs: Sequence[TokenLogprob]) -> list[Delta]:
@@ -107,21 +112,20 @@ class Reply:
             body = event.body
             self._last_event = event.event_id
             if isinstance(body, Generated):
-                deltas += self._read_calls()
+                deltas += self._run_over()
                 span = logprobs[start : start + len(body.span)]
                 start += len(body.span)
                 self._counted += len(body.span)
                 self.tokens = max(self.tokens, self._counted)
                 if body.channel == Channel.TEXT:
                     self._await(span)
-                deltas += self._text(body.channel, self._unshown(body))
-                if body.channel == Channel.TOOL_CALL and self.calls is not None and not self._silent:
-                    deltas += [Delta("tool_calls", call=entry) for entry in self.calls.write(event, body.text)]
-            elif isinstance(body, ToolUse) and not self.complete:
-                deltas += self._use(event, body)
-            elif isinstance(body, ToolParseFailure) and not self.complete:
-                deltas += self._run_over(body.raw)
-        return deltas + self._read_calls()
+                if body.channel != Channel.TOOL_CALL:
+                    deltas += self._text(body.channel, self._unshown(body))
+                elif self.calls is not None and not self._silent:
+                    deltas += _deltas(self.calls.write(event, body.text))
+            elif isinstance(body, ToolUse | ToolParseFailure):
+                self._judge(event, body)
+        return deltas + self._run_over()
 
     def _unshown(self, body: Generated) -> str:
         """A committed text without what was shown ahead of it."""
@@ -148,6 +152,8 @@ class Reply:
     def _may_show(self, text: str) -> str:
         """What of a text cannot be a call that stands without its markers."""
         self._kept += text
+        if self.calls is not None and self.calls.forced:
+            return ""
         if not self._kept.strip() or self._kept.lstrip()[0] in CALL_STARTS:
             return ""
         text, self._kept = self._kept, ""
@@ -165,31 +171,29 @@ class Reply:
 
     @property
     def _silent(self) -> bool:
-        return self.complete or self.calls_as_text
+        """No call is of interest any more, but for one that began before the text that ended the reply."""
+        return self.calls_as_text or (self.complete and not (self.calls is not None and self.calls.due))
 
-    def _use(self, event: Event, use: ToolUse) -> list[Delta]:
-        if self.calls is not None and not self.calls_as_text:
-            self.calls.use(event)
-            return []
-        return self._as_content('{"name":%s,"arguments":%s}' % (compact(use.name), use.arguments))  # noqa: UP031
-
-    def _read_calls(self) -> list[Delta]:
-        """The run whose calls were read is over."""
-        return self._run_over("") if self.calls is not None and self.calls.pending and not self.complete else []
-
-    def _run_over(self, raw: str) -> list[Delta]:
+    def _judge(self, event: Event, body: ToolUse | ToolParseFailure) -> None:
+        """What the call text before it reads as."""
         if self.calls is None or self.calls_as_text:
-            return self._as_content(raw)
-        entries, no_call = self.calls.over(self._last_event)
-        deltas = [Delta("tool_calls", call=entry) for entry in entries]
-        self.complete = self.calls.only_one and bool(self.calls.read)
-        return deltas + self._as_content(raw or no_call)
+            if not self.complete:
+                self.unread.append(body.raw if isinstance(body, ToolParseFailure) else _written(body))
+        elif not self._silent:
+            if isinstance(body, ToolUse):
+                self.calls.use(event)
+            else:
+                self.calls.fail()
 
-    def _as_content(self, raw: str) -> list[Delta]:
-        if not raw:
+    def _run_over(self) -> list[Delta]:
+        """The end of a run of the call channel, when there is one."""
+        if self.calls is None or self._silent:
             return []
-        self.unread.append(raw)
-        return [Delta("content", raw)]
+        entries, raw = self.calls.over()
+        if raw:
+            self.unread.append(raw)
+        self.complete |= self.calls.only_one and bool(self.calls.read)
+        return _deltas(entries)
 
     # ---- logprobs: each with the text that its token stands for
 
@@ -229,6 +233,15 @@ class Reply:
         if finish == Finish.LENGTH or cut:
             return "length"
         return "tool_calls" if self.calls is not None and self.calls.read else "stop"
+
+
+def _deltas(entries: list[Entry]) -> list[Delta]:
+    return [Delta("tool_calls", call=entry) for entry in entries]
+
+
+def _written(call: ToolUse) -> str:
+    """A call that nobody wanted, as content."""
+    return f'{{"name":{compact(call.name)},"arguments":{call.arguments}}}'
 
 
 def number(logprob: float) -> float:

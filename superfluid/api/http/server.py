@@ -70,11 +70,13 @@ async def run_http(
 
     async with trio.open_nursery() as nursery:
         await nursery.start(serve_shielded, name="listener")
+        nursery.start_soon(api.beat, name="silences")
         task_status.started(listener.port)
         try:
             await daemon.drain_started.wait()
             listener.stop()
             await _answered(daemon, requests)
+            nursery.cancel_scope.cancel()
         except trio.Cancelled:
             api.cut(STOPPED)
             with trio.move_on_after(CUT, shield=True):

@@ -51,7 +51,7 @@ def test_unknown_model(client: OpenAI) -> None:
 
 
 def test_logprobs_join_to_the_content(client: OpenAI) -> None:
-    ask = dict(model="scripted-plain", messages=HI, temperature=0, logprobs=True, top_logprobs=2)
+    ask = {"model": "scripted-plain", "messages": HI, "temperature": 0, "logprobs": True, "top_logprobs": 2}
     whole = client.chat.completions.create(**ask)  # type: ignore[call-overload]
     entries = whole.choices[0].logprobs.content
     assert b"".join(bytes(entry.bytes) for entry in entries).decode() == "Hello, world."

@@ -50,7 +50,7 @@ async def read_until(stream: trio.SocketStream, words: bytes) -> bytes:
 
 async def until(true: Callable[[], bool]) -> None:
     with trio.fail_after(LIMIT):
-        while not true():
+        while not true():  # noqa: ASYNC110 - nothing tells when a lane comes or goes
             await trio.sleep(0.002)
 
 
@@ -190,11 +190,10 @@ async def test_a_body_that_is_too_large(site: Site, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_client_that_reads_nothing_is_dropped_by_the_system() -> None:
-    with listener.listen(HOST, 0) as listening_socket:
-        with socket.create_connection(listening_socket.getsockname()):
-            accepted, _ = listening_socket.accept()
-            with accepted:
-                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+    with listener.listen(HOST, 0) as listening_socket, socket.create_connection(listening_socket.getsockname()):
+        accepted, _ = listening_socket.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
 
 
 # ---- clients that go away
@@ -276,7 +275,7 @@ async def test_drain(scripted_gguf: Script, tmp_path: Path, monkeypatch: pytest.
             refused = await read_until(idle, b"shutting down")
             assert refused.startswith(b"HTTP/1.1 503")
             assert b"retry-after: 5" in refused.lower()
-            with pytest.raises(OSError, match="refused|connect"):
+            with pytest.raises(OSError, match="connect"):
                 await connect(site)
             assert b'"completion_tokens":400' in await read_until(runs, b"[DONE]")
         assert await read_all(idle) == b""

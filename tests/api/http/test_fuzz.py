@@ -50,32 +50,31 @@ TOOL = st.fixed_dictionaries({"type": st.just("function"), "function": FUNCTION}
 SHARED = {
     "temperature": NUMBERS, "top_p": NUMBERS, "top_k": NUMBERS, "min_p": NUMBERS, "seed": NUMBERS,
     "presence_penalty": NUMBERS, "frequency_penalty": NUMBERS, "repeat_penalty": NUMBERS,
-    "repetition_penalty": NUMBERS, "n": st.integers(-1, 3) | SCALARS, "stop": TEXT | st.lists(TEXT, max_size=3) | ANYTHING,
-    "stream": st.booleans() | SCALARS, "stream_options": ANYTHING, "ignore_eos": st.booleans() | SCALARS,
+    "repetition_penalty": NUMBERS, "n": st.integers(-1, 3) | SCALARS,
+    "stop": TEXT | st.lists(TEXT, max_size=3) | ANYTHING,
+    "stream": st.booleans() | SCALARS, "stream_options": ANYTHING,
+    "ignore_eos": st.booleans() | SCALARS,
     "logit_bias": st.dictionaries(st.integers(-2, 400).map(str) | TEXT, NUMBERS, max_size=3) | ANYTHING,
 }  # fmt: skip
-CHAT = st.fixed_dictionaries(
-    {"model": st.just("scripted-plain"), "messages": st.lists(MESSAGE, min_size=1, max_size=3) | ANYTHING},
-    optional=SHARED
-    | {
-        "logprobs": st.booleans() | SCALARS,
-        "top_logprobs": NUMBERS,
-        "tools": st.lists(TOOL, max_size=2) | ANYTHING,
-        "tool_choice": st.sampled_from(["auto", "none", "required"]) | ANYTHING,
-        "parallel_tool_calls": st.booleans() | SCALARS,
-        "response_format": ANYTHING
-        | st.fixed_dictionaries(
-            {"type": st.sampled_from(["text", "json_object", "json_schema"])}, optional={"json_schema": ANYTHING}
-        ),
-        "chat_template_kwargs": ANYTHING,
-        "reasoning_effort": SCALARS,
-        "enable_thinking": SCALARS,
-    },
-)
-TEXTS = st.fixed_dictionaries(
-    {"model": st.just("scripted-plain"), "prompt": TEXT | st.lists(TEXT | st.integers(-1, 300), max_size=3) | ANYTHING},
-    optional=SHARED | {"logprobs": NUMBERS, "echo": st.booleans() | SCALARS, "suffix": SCALARS, "fim_mode": SCALARS},
-)
+CHAT = SHARED | {
+    "messages": st.lists(MESSAGE, min_size=1, max_size=3) | ANYTHING,
+    "logprobs": st.booleans() | SCALARS,
+    "top_logprobs": NUMBERS,
+    "tools": st.lists(TOOL, max_size=2) | ANYTHING,
+    "tool_choice": st.sampled_from(["auto", "none", "required"]) | ANYTHING,
+    "parallel_tool_calls": st.booleans() | SCALARS,
+    "response_format": ANYTHING
+    | st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "json_object", "json_schema"])}, optional={"json_schema": ANYTHING}
+    ),
+    "chat_template_kwargs": ANYTHING,
+    "reasoning_effort": SCALARS,
+    "enable_thinking": SCALARS,
+}
+TEXTS = SHARED | {
+    "prompt": TEXT | st.lists(TEXT | st.integers(-1, 300), max_size=3) | ANYTHING,
+    "logprobs": NUMBERS, "echo": st.booleans() | SCALARS, "suffix": SCALARS, "fim_mode": SCALARS,
+}  # fmt: skip
 FEW = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -105,13 +104,13 @@ def answered(site: Site, path: str, body: dict[str, Any]) -> None:
 
 
 @FEW
-@given(CHAT)
+@given(with_odd_fields(CHAT))
 def test_chat(site: Site, body: dict[str, Any]) -> None:
     answered(site, "/v1/chat/completions", body)
 
 
 @FEW
-@given(TEXTS)
+@given(with_odd_fields(TEXTS))
 def test_completions(site: Site, body: dict[str, Any]) -> None:
     answered(site, "/v1/completions", body)
 
