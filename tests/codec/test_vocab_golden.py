@@ -16,12 +16,17 @@ def tokenizer(request: pytest.FixtureRequest, shared: Path) -> GgufTokenizer:
     return GgufTokenizer(Vocab.open(shared / f"data/vocab/ggml-vocab-{request.param}.gguf"))
 
 
-@pytest.fixture
-def pairs(request: pytest.FixtureRequest, shared: Path) -> list[tuple[str, list[int]]]:
-    name = shared / f"data/vocab/ggml-vocab-{request.node.callspec.params['tokenizer']}.gguf"
+def published_pairs(shared: Path, vocabulary: str) -> list[tuple[str, list[int]]]:
+    """Texts and their ids, without BOS."""
+    name = shared / f"data/vocab/ggml-vocab-{vocabulary}.gguf"
     texts = Path(f"{name}.inp").read_text().split("\n__ggml_vocab_test__\n")
     lines = Path(f"{name}.out").read_text().split("\n")
     return [(text, [int(i) for i in line.split()]) for text, line in zip(texts, lines, strict=False)]
+
+
+@pytest.fixture
+def pairs(request: pytest.FixtureRequest, shared: Path) -> list[tuple[str, list[int]]]:
+    return published_pairs(shared, request.node.callspec.params["tokenizer"])
 
 
 def test_ids_are_the_published_ones(tokenizer: GgufTokenizer, pairs: list[tuple[str, list[int]]]) -> None:
