@@ -6,8 +6,7 @@ The default-parameter getters fill a buffer of our own, which is then read at th
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from superfluid._native import ffi as native_ffi
-from superfluid._native import lib as native
+from superfluid._native import ffi as native_ffi, lib as native
 from superfluid.llama.declaration import EXPECTED_CONTEXT, EXPECTED_MODEL, Layout
 
 RESULT_BYTES = 1024  # far more than any build's parameters

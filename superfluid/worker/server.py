@@ -14,9 +14,7 @@ from superfluid.link.channel import BlockingChannel
 from superfluid.link.codes import Status
 from superfluid.link.errors import LinkError, ProtocolError
 from superfluid.link.handshake import negotiate
-from superfluid.shm.control import BYTES as CONTROL_BYTES
-from superfluid.shm.control import TAG as CONTROL_TAG
-from superfluid.shm.control import Control
+from superfluid.shm.control import BYTES as CONTROL_BYTES, TAG as CONTROL_TAG, Control
 from superfluid.shm.descriptors import recv_descriptor
 from superfluid.shm.ring import Ring, RingError
 from superfluid.shm.segment import Segment

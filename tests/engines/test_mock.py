@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from xxhash import xxh3_64_intdigest as xxh3
 
 from superfluid.engines.contract import Driver, Wish

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from superfluid.engines.engine import EngineError, Status
 from superfluid.engines.executor.envelope import BYTES, CHECKSUM_XXH3, Space, seal, seal_into, unseal

@@ -6,8 +6,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from superfluid.engines.engine import EngineError, Status
 from superfluid.engines.executor.grammar import GrammarCompiler, Matcher

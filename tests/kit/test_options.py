@@ -1,8 +1,7 @@
 """Options: what each kind takes, and the words for what it does not."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from superfluid.engines.kit.options import Option, OptionError
 

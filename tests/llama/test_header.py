@@ -6,8 +6,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from superfluid.llama.header import HeaderError, check_magic, read_header, shards
 
