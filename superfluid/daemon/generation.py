@@ -112,6 +112,7 @@ class GenerateOptions:
     client: str = ""
     batch_invariant: bool = False
     provisional: bool = False
+    provisional_calls: bool = False
     seed_chosen: bool = False
     deadline: float | None = None
     grammar: tuple[str, str] | None = None

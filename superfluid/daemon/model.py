@@ -261,14 +261,12 @@ class Model:
         default = room if self.config.max_tokens is None else self.config.max_tokens
         for session, options, sampling in zip(sessions, choices, samplings, strict=True):
             limit = default if options.max_tokens is None else options.max_tokens
-            start_channel = options.start_channel
-            if start_channel is None:
-                start_channel = self.codec.start_channel(opener) if opener else Channel.TEXT
+            router = self._router(options, opener, raw)
             job = Job(
                 session=session,
                 stream=stream,
                 max_tokens=limit,
-                router=self._router(options, opener, raw),
+                router=router,
                 params=wire_params(sampling, options.ignore_eos),
                 seed=sampling.seed,
                 seed_chosen=options.seed_chosen,
@@ -279,7 +277,8 @@ class Model:
                 grammar=options.grammar,
                 logit_bias=options.logit_bias or None,
                 want_provisional=options.provisional,
-                start_channel=start_channel,
+                want_calls=options.provisional_calls,
+                start_channel=router.channel,
                 deadline=options.deadline,
                 batch_invariant=options.batch_invariant,
                 tools=options.tools,

@@ -7,6 +7,7 @@ import attrs
 import orjson
 
 from superfluid.codec.codec import Codec
+from superfluid.codec.conversation import compact
 from superfluid.codec.toolcalls.fragments import CallReader, Fragment
 from superfluid.codec.toolcalls.wires import ToolCall
 from superfluid.link.events import Event, ToolUse
@@ -36,8 +37,8 @@ class _Run:
 
     @property
     def complete(self) -> bool:
-        """All of it is committed."""
-        return self.judged or (self.closed_ahead and self.committed >= self.read)
+        """All of it is committed; one of blanks alone is not judged."""
+        return self.judged or (self.closed_ahead and self.committed >= self.read and not "".join(self.text).strip())
 
 
 @attrs.define
@@ -48,13 +49,15 @@ class Calls:
     A call's id is that of the record in which it opened, so an entry that runs ahead waits for its call's record.
     `read` are the calls of the whole reply. `broken`: a call was announced and then not read, or its arguments are
     none; a client must not run anything then. `only_one`: all but the first call are ignored. `forced`: a call was
-    demanded, and a text without markers may be it whatever it names.
+    demanded, and a text without markers may be it whatever it names. `withheld`: no calls are wanted (tool_choice
+    none), what comes all the same is text.
     """
 
     codec: Codec
     tools: list[dict[str, Any]]
     only_one: bool = False
     forced: bool = False
+    withheld: bool = False
     read: list[Entry] = attrs.Factory(list)
     broken: bool = False
     _runs: deque[_Run] = attrs.Factory(deque)
@@ -77,6 +80,8 @@ class Calls:
 
     def write(self, event: Event, text: str) -> list[Entry]:
         """Committed text of the call channel."""
+        if not text and not self._runs:
+            return []  # the closing marker of a run of blanks
         run = self._runs[0] if self._runs else self._begin()
         known = run.read - run.committed
         if known < len(text):
@@ -102,6 +107,9 @@ class Calls:
         run = self._runs.popleft()
         if not run.judged or self._has_one:
             return [], ""
+        if self.withheld:
+            written = [_written(use.body) for use in run.uses if isinstance(use.body, ToolUse)]
+            return [], "".join(written or run.text)
         uses = run.uses[:1] if self.only_one else run.uses
         calls = [ToolCall(use.body.name, use.body.arguments) for use in uses if isinstance(use.body, ToolUse)]
         verdict = run.reader.end(calls)
@@ -118,7 +126,7 @@ class Calls:
 
     def cut(self) -> None:
         """The lane is over: a call that was announced and never read is broken."""
-        self.broken |= any(run.reader.opened() for run in self._runs)
+        self.broken |= not self.withheld and any(run.reader.opened() for run in self._runs)
 
     def whole_text(self, text: str, event_id: int) -> list[Entry]:
         """Read a reply without call markers as calls; no entries when it is none."""
@@ -146,6 +154,8 @@ class Calls:
     def _release(self, run: _Run, uses: list[Event] | None = None) -> list[Entry]:
         """The fragments of a run that need not wait any more; with `uses`, all of them."""
         entries: list[Entry] = []
+        if self.withheld:
+            run.waiting.clear()
         while run.waiting:
             fragment = run.waiting[0]
             if self._has_one or (self.only_one and fragment.call):
@@ -179,6 +189,11 @@ class Calls:
 
 def _entry(index: int, identity: str, name: str, arguments: str) -> Entry:
     return {"index": index, "id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _written(call: ToolUse) -> str:
+    """A call as content."""
+    return f'{{"name":{compact(call.name)},"arguments":{call.arguments}}}'
 
 
 def _is_json(text: str) -> bool:

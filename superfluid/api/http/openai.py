@@ -124,7 +124,7 @@ async def chat_completions(api: Api) -> Response:
         options = attrs.evolve(
             chat.options,
             provisional=chat.choices.stream and not chat.want_logprobs,
-            provisional_calls=not chat.tool_choice.withheld,
+            provisional_calls=True,
             tools=chat.tools,
             grammar=None if attempt is None else (attempt.kind, attempt.text),
             start_channel=Channel.TOOL_CALL if constraint.forced else None,
@@ -178,8 +178,13 @@ class ChatAnswer:
                 chat.choices.stop_filter(),
                 one.max_tokens,
                 want_logprobs=chat.want_logprobs,
-                calls=Calls(served.codec, chat.tools, constraint.one_call and not held, constraint.forced),
-                calls_as_text=chat.tool_choice.withheld,
+                calls=Calls(
+                    served.codec,
+                    chat.tools,
+                    only_one=constraint.one_call and not held,
+                    forced=constraint.forced,
+                    withheld=chat.tool_choice.withheld,
+                ),
                 whole_reply=constraint.whole_reply,
             )
             for one in running.started

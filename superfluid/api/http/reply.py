@@ -9,7 +9,6 @@ import attrs
 
 from superfluid.api.http.calls import Calls, Entry
 from superfluid.api.http.refusals import ended_with_error
-from superfluid.codec.conversation import compact
 from superfluid.codec.stops import StopStrings
 from superfluid.codec.tokenizer import Tokenizer
 from superfluid.link.events import Channel, Event, Finish, Generated, ToolParseFailure, ToolUse
@@ -49,8 +48,8 @@ class Reply:
     """One choice. Give it every item of its generation; `complete` turns true when its lane need not go on.
 
     Text comes ahead of its commit (then the commits only add what was not shown yet), or with its logprobs at the
-    commit. `calls` none: the reply has none (raw text). `calls_as_text`: tool_choice none. `whole_reply`: what looks
-    like a call without its markers is kept back, and read at the end; a demanded call keeps all text back.
+    commit. `calls` none: the reply has none (raw text). `whole_reply`: what looks like a call without its markers is
+    kept back, and read at the end; a demanded call keeps all text back.
     """
 
     tokenizer: Tokenizer
@@ -58,7 +57,6 @@ class Reply:
     max_tokens: int
     want_logprobs: bool = False
     calls: Calls | None = None
-    calls_as_text: bool = False
     whole_reply: bool = False
     content: list[str] = attrs.Factory(list)
     reasoning: list[str] = attrs.Factory(list)
@@ -69,6 +67,7 @@ class Reply:
     ended: Ended | None = None
     _kept: str = ""  # text that may be a call
     _ahead: list[int] = attrs.Factory(lambda: [0, 0, 0])  # characters shown per channel that are not committed yet
+    _hidden: list[int] = attrs.Factory(lambda: [0, 0, 0])  # and those that wait for their commit
     _counted: int = 0  # of `tokens`, those that are committed
     _waiting: deque[tuple[int, TokenLogprob]] = attrs.Factory(deque)  # by where in the text each token begins
     _drawn: int = 0  # bytes of text that tokens stand for
@@ -80,7 +79,10 @@ class Reply:
         if isinstance(item, Provisional):
             self.tokens += item.n_tokens
             if item.channel == Channel.TOOL_CALL:
-                return [] if self.calls is None or self._silent else _deltas(self.calls.ahead(item.text, item.closes))
+                return [] if self.calls is None or self.complete else _deltas(self.calls.ahead(item.text, item.closes))
+            if self._hidden[item.channel] or (self.calls is not None and self.calls.only_one and self.calls.due):
+                self._hidden[item.channel] += len(item.text)  # it may stand behind the last call that is wanted
+                return []
             self._ahead[item.channel] += len(item.text)
             return self._text(item.channel, item.text)
         if isinstance(item, Committed):
@@ -132,6 +134,7 @@ class Reply:
         ahead = self._ahead[body.channel]
         known = min(ahead, len(body.text))
         self._ahead[body.channel] = ahead - known
+        self._hidden[body.channel] = max(self._hidden[body.channel] - (len(body.text) - known), 0)
         return body.text[known:]
 
     def _text(self, channel: int, text: str) -> list[Delta]:
@@ -171,19 +174,17 @@ class Reply:
 
     @property
     def _silent(self) -> bool:
-        """No call is of interest any more, but for one that began before the text that ended the reply."""
-        return self.calls_as_text or (self.complete and not (self.calls is not None and self.calls.due))
+        """No call is of interest any more: the reply is complete, but for one that began before its last text."""
+        return self.complete and not (self.calls is not None and self.calls.due)
 
     def _judge(self, event: Event, body: ToolUse | ToolParseFailure) -> None:
         """What the call text before it reads as."""
-        if self.calls is None or self.calls_as_text:
-            if not self.complete:
-                self.unread.append(body.raw if isinstance(body, ToolParseFailure) else _written(body))
-        elif not self._silent:
-            if isinstance(body, ToolUse):
-                self.calls.use(event)
-            else:
-                self.calls.fail()
+        if self.calls is None or self._silent:
+            return
+        if isinstance(body, ToolUse):
+            self.calls.use(event)
+        else:
+            self.calls.fail()
 
     def _run_over(self) -> list[Delta]:
         """The end of a run of the call channel, when there is one."""
@@ -237,11 +238,6 @@ class Reply:
 
 def _deltas(entries: list[Entry]) -> list[Delta]:
     return [Delta("tool_calls", call=entry) for entry in entries]
-
-
-def _written(call: ToolUse) -> str:
-    """A call that nobody wanted, as content."""
-    return f'{{"name":{compact(call.name)},"arguments":{call.arguments}}}'
 
 
 def number(logprob: float) -> float:
