@@ -1,6 +1,9 @@
 """Connections on raw sockets: how they end, who goes away and when, and what a drain does to them."""
 
 import json
+import os
+import re
+import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -323,3 +326,57 @@ async def test_workers_do_not_keep_the_port(scripted_gguf: Script, tmp_path: Pat
             assert not probe.get_inheritable()
             probe.detach()
         shutdown.set()
+
+
+# ---- faults
+
+
+async def test_a_dead_worker_ends_its_streams_with_a_typed_error(scripted_gguf: Script, tmp_path: Path) -> None:
+    """What streamed before is a prefix of the reply; the next request is served unaided."""
+    async with listening(tmp_path, scripted_gguf("loop"), max_batch=2) as site:
+        async with (
+            exchange(site, request_bytes(FOR_EVER)) as stream,
+            exchange(site, request_bytes(FOR_EVER | {"stream": False})) as whole,
+        ):
+            head = await read_until(stream, b"tock")
+            await until(lambda: len(site.model.scheduler.lanes) == 2)
+            os.kill(worker_of(site), signal.SIGKILL)
+            data = head + await read_until(stream, b"[DONE]")
+            refused = await read_until(whole, b"}}")
+        assert refused.startswith(b"HTTP/1.1 500")
+        assert b'"type":"server_error"' in refused
+        events = [line.removeprefix(b"data: ") for line in data.split(b"\n") if line.startswith(b"data: {")]
+        assert json.loads(events[-1])["error"]["type"] == "server_error"
+        said = "".join(json.loads(event)["choices"][0]["delta"].get("content", "") for event in events[:-1])
+        assert said == ("tick tock " * 3000)[: len(said)]
+        async with exchange(site, request_bytes(FOR_EVER | {"max_tokens": 4}, "Connection: close")) as again:
+            data = await read_all(again)
+        assert b'"completion_tokens":4' in data
+
+
+def worker_of(site: Site) -> int:
+    """The process id of the model's worker."""
+    children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    named = str(site.model.config.path)
+    for pid in " ".join(path.read_text() for path in children).split():
+        if named in Path(f"/proc/{pid}/cmdline").read_text():
+            return int(pid)
+    raise AssertionError(f"no worker of {named}")
+
+
+async def test_one_line_per_request_that_generated(
+    scripted_gguf: Script, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "superfluid.api.http.access_log")
+    async with listening(tmp_path, scripted_gguf("plain"), max_batch=2) as site:
+        for body in (PLAIN, PLAIN | {"stream": True}, PLAIN | {"n": 3}, PLAIN | {"model": "nobody"}):
+            async with exchange(site, request_bytes(body, "Connection: close")) as wire:
+                await read_all(wire)
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("<--")]
+    assert len(lines) == 3
+    pattern = (
+        r"<-- 200 POST /v1/chat/completions%s model=scripted-plain prompt=21 cached=\d+ completion=%d ttft=\d+ms "
+        r"prefill=(\d+|-) tok/s decode=(\d+\.\d|-) tok/s total=\d+ms finish=stop"
+    )
+    for line, (kind, made) in zip(lines, (("", 5), (r" \(stream\)", 5), ("", 15)), strict=True):
+        assert re.fullmatch(pattern % (kind, made), line), line
