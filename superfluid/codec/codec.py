@@ -7,10 +7,12 @@ import attrs
 
 from superfluid.codec.channels import REASONING, TOOL_CALL, PairSplitter, Router, Splitter
 from superfluid.codec.conversation import Json, Turn, normalized_tools, turns_of
+from superfluid.codec.dialects.atem import Atem
 from superfluid.codec.dialects.chatml import ChatMl
 from superfluid.codec.dialects.dialect import Dialect, DialectRefused, History, Raw
 from superfluid.codec.dialects.template import TemplateDialect
 from superfluid.codec.effort import Effort, Shape
+from superfluid.codec.fim import Fim
 from superfluid.codec.framing import Encoder
 from superfluid.codec.template import ChatTemplate, TemplateFailed
 from superfluid.codec.tokenizer import Tokenizer
@@ -80,6 +82,7 @@ class Codec:
         self.terminators = dialect.terminators
         self.supports_thinking = dialect.thinking_switch
         self.effort = Effort.learn(template) if template is not None and dialect.can_chat else Effort()
+        self.fim = Fim.discover(encoder)  # fill-in-the-middle prompts, where the vocabulary has markers for them
         self.codec_id = _codec_id(dialect, template, self.effort)
         self._fingerprint: int | None = None
 
@@ -95,7 +98,7 @@ class Codec:
         template, why = _usable_template(tokenizer)
         encoder = Encoder(tokenizer, template.sources if template else "")
         chosen, notice = _dialect(encoder, template, dialect, why)
-        if isinstance(chosen, Raw):
+        if isinstance(chosen, (Raw, Atem)):
             template = None
         wire = parser_wire(parser, chosen.wire, template.sources if template else "")
         return cls(encoder, chosen, template, notice, wire)
@@ -103,8 +106,8 @@ class Codec:
     # -- sessions, message by message
 
     def prologue(self, role: int | None = None) -> list[int]:
-        """What a session without tokens begins with before a turn of `role`; a system turn has nothing before it."""
-        return [] if role == events.Role.SYSTEM else self.dialect.prologue()
+        """What a session without tokens begins with before a turn of `role`."""
+        return self.dialect.system_prologue() if role == events.Role.SYSTEM else self.dialect.prologue()
 
     def separator(self) -> list[int]:
         """What stands between a finished turn and the next."""
@@ -134,6 +137,11 @@ class Codec:
     def opener(self, after_finished: bool, thinking: bool | None = None) -> list[int]:
         """The assistant-turn opener; after a finished turn its separator leads."""
         return self.dialect.opener(after_finished, thinking)
+
+    def close_reasoning(self) -> list[int] | None:
+        """The generation prompt that ends a thought whose budget is spent, and goes on in text; None where the dialect
+        has no reasoning channel that something closes."""
+        return self.dialect.close_reasoning()
 
     # -- HTTP
 
@@ -279,7 +287,7 @@ def _dialect(encoder: Encoder, template: ChatTemplate | None, name: str, why: st
             made = TemplateDialect(encoder, template)
             return made, None if made.append_stable else made.notice
         if name == "atem":
-            raise DialectRefused("the atem dialect is not built yet")
+            return Atem(encoder), None
     except DialectRefused as refusal:
         raise DialectRefused(f"--dialect {name} refused: {refusal}") from None
     return Raw(encoder), None

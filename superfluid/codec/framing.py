@@ -69,11 +69,15 @@ def is_marker_shaped(text: str) -> bool:
 
 
 class Encoder:
-    """Encodes pieces over one tokenizer and its markers; immutable, so any thread may use it."""
+    """Encodes pieces over one tokenizer and its markers; immutable, so any thread may use it. `more` are markers
+    whatever the vocabulary says of them; each must be one token."""
 
-    def __init__(self, tokenizer: Tokenizer, template_source: str = "") -> None:
+    def __init__(self, tokenizer: Tokenizer, template_source: str = "", more: Iterable[str] = ()) -> None:
         self.tokenizer = tokenizer
+        self.template_source = template_source
         self.table = bytes_table(tokenizer)
+        bos = tokenizer.bos
+        self.auto_bos = bos is not None and tokenizer.encode("a")[:1] == [bos]
         self.specials: dict[str, int] = {}
         markers: list[str] = []
         for token, text in tokenizer.special_tokens():
@@ -82,6 +86,10 @@ class Encoder:
                 not self.table.of(token) or is_marker_shaped(text) or (template_source and text in template_source)
             ):
                 markers.append(text)
+        for text in more:
+            if text not in markers:
+                self.specials.setdefault(text, self._encode_plain(text)[0])
+                markers.append(text)
         self.special_texts = {token: text for text, token in self.specials.items()}
         self.markers = frozenset(markers)
         self.marker_pattern = literal_pattern(markers)
@@ -89,14 +97,17 @@ class Encoder:
         self._beginnings = frozenset(m[:n] for m in markers for n in range(1, len(m)))
         self._endings = frozenset(m[n:] for m in markers for n in range(1, len(m)))
         self._all_markers = "\0".join(markers)
-        bos = tokenizer.bos
-        self.auto_bos = bos is not None and tokenizer.encode("a")[:1] == [bos]
         cuts = getattr(tokenizer, "cuts", None)
         if not isinstance(cuts, Cuts):
             cuts = Cuts.learn(self._encode_plain, self.table, self.specials)
         words = WordEncoder(self._encode_plain, cuts, self.table)
         self._segments = SegmentEncoder(words.encode, self.marker_pattern, self.specials)
         self.bos_text = self.special_texts.get(bos, "") if bos is not None else ""
+
+    def with_markers(self, markers: Iterable[str]) -> "Encoder":
+        """An encoder for which these tokens' texts are markers too."""
+        more = [text for text in markers if text not in self.markers]
+        return Encoder(self.tokenizer, self.template_source, more) if more else self
 
     def _encode_plain(self, text: str) -> list[int]:
         """Ids without the BOS that the vocabulary puts in front by itself."""

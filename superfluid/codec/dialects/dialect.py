@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from superfluid.codec.channels import Pair, PairSplitter, Splitter
+from superfluid.codec.channels import REASONING, Pair, PairSplitter, Splitter
 from superfluid.codec.conversation import Json, Turn
 from superfluid.codec.framing import Encoder
 from superfluid.codec.toolcalls.wires import RawWire, Wire
@@ -71,6 +71,17 @@ class Dialect(ABC):
     @abstractmethod
     def prologue(self) -> list[int]:
         """What a session begins with when its first turn is not a system one."""
+
+    def system_prologue(self) -> list[int]:
+        """What a session begins with when its first turn is a system one."""
+        return []
+
+    def close_reasoning(self) -> list[int] | None:
+        """What ends an open thought and goes on in text, for a reasoning budget; None where nothing ends one."""
+        pair = next((pair for pair in self.pairs if pair.channel == REASONING), None)
+        if pair is None or pair.close is None:
+            return None
+        return self.encoder.encode_framing(self.encoder.literal(pair.close) + "\n\n")
 
     @abstractmethod
     def separator(self) -> list[int]:

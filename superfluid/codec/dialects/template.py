@@ -58,6 +58,12 @@ class TemplateDialect(Dialect):
             return harmony.HarmonySplitter(self.encoder.table, self.encoder.specials, terminate=terminate)
         return super().splitter(terminate=terminate)
 
+    def close_reasoning(self) -> list[int] | None:
+        if self._harmony:
+            text = f"{harmony.END}{harmony.START}assistant{harmony.CHANNEL}final{harmony.MESSAGE}"
+            return self.encoder.encode_framing(text)
+        return super().close_reasoning()
+
     # -- learning
 
     def _is_append_stable(self) -> bool:
