@@ -3,7 +3,7 @@
 import attrs
 
 from superfluid.scheduler.classes import Class
-from superfluid.scheduler.planner import Settings
+from superfluid.scheduler.planner import L, Plan, Settings
 
 
 @attrs.frozen
@@ -28,3 +28,16 @@ class TickInFlight:
     decode_lanes: int
     admits: int
     retires: int
+
+    @classmethod
+    def of(cls, plan: Plan[L], lanes: int, admits: int, started: float) -> "TickInFlight":
+        return cls(
+            started,
+            plan.target,
+            lanes,
+            plan.prefill_tokens,
+            len(plan.prefills),
+            len(plan.decodes),
+            admits,
+            len(plan.retires),
+        )

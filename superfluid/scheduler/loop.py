@@ -25,6 +25,7 @@ from superfluid.scheduler.queue import Queues
 from superfluid.scheduler.rates import ADAPTIVE_START, Rates, adapt_budget
 from superfluid.scheduler.shared import SharedPrefixes, Verdict
 from superfluid.scheduler.side import SideOperation, SideOperations
+from superfluid.scheduler.watchers import Sink, Watchers
 from superfluid.shm.ring import RingError
 
 log = logging.getLogger(__name__)
@@ -36,15 +37,6 @@ DEFERRED_TICKS = 4
 """Ticks without admissions after the engine had no room for one, unless a lane retires before."""
 
 T = TypeVar("T")
-Sink = Callable[[int, str], None]
-
-
-@attrs.frozen(eq=False)
-class Watcher:
-    """Who wants a session's provisional text, from tick `since` on."""
-
-    sink: Sink
-    since: int
 
 
 class Scheduler:
@@ -77,7 +69,7 @@ class Scheduler:
         self._by_tag: dict[int, Lane] = {}
         self._tickets: dict[Generation, Ticket] = {}
         self._busy: dict[int, Ticket] = {}
-        self._watchers: dict[int, list[Watcher]] = {}
+        self._watchers = Watchers()
         self._side = SideOperations()
         self._harvest = Harvest(codec, metrics, self.rates)
         self._worker: Worker | None = None
@@ -178,17 +170,7 @@ class Scheduler:
 
         It begins with a tick: of one that runs, `sink` gets nothing.
         """
-        watcher = Watcher(sink, self.ticks + 1 if self.in_flight else self.ticks)
-        self._watchers.setdefault(session, []).append(watcher)
-
-        def unwatch() -> None:
-            watchers = self._watchers.get(session, [])
-            if watcher in watchers:
-                watchers.remove(watcher)
-            if not watchers:
-                self._watchers.pop(session, None)
-
-        return unwatch
+        return self._watchers.add(session, sink, self.ticks + 1 if self.in_flight else self.ticks)
 
     def set_background_rate(self, divisor: int) -> None:
         """Let lanes of classes 2 and 3 decode only in every `divisor`-th tick; 0 counts as 1."""
@@ -391,16 +373,7 @@ class Scheduler:
         self._plan_seq += 1
         wire = self._wire(worker, plan)
         started = trio.current_time()
-        self.in_flight = TickInFlight(
-            started,
-            plan.target,
-            len(self._lanes),
-            plan.prefill_tokens,
-            len(plan.prefills),
-            len(plan.decodes),
-            len(wire.admits),
-            len(wire.retires),
-        )
+        self.in_flight = TickInFlight.of(plan, len(self._lanes), len(wire.admits), started)
         self._gauges()
         try:
             events = await self._submit(worker, plan, wire)
@@ -506,9 +479,7 @@ class Scheduler:
         lane.streamed += tokens
         if ticket.first_token_at is None:
             ticket.first_token_at = trio.current_time()
-        sinks: list[Sink] = []
-        if self._watchers and (watchers := self._watchers.get(ticket.job.session or 0)):
-            sinks = [watcher.sink for watcher in watchers if watcher.since <= self.ticks]
+        sinks = self._watchers.sinks(ticket.job.session, self.ticks)
         if ticket.job.want_provisional or sinks:
             pieces = ticket.stream_out(tokens)
             for sink in sinks:
