@@ -78,7 +78,7 @@ class Connection:
     @property
     def stale(self) -> bool:
         """Whether it cannot be asked again: closed by the server, or with bytes nobody asked for."""
-        return not at_rest(self._socket.fileno())
+        return not (self._responses.empty and at_rest(self._socket.fileno()))
 
     def close(self) -> None:
         self._socket.close()

@@ -22,6 +22,11 @@ class Responses:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
+    @property
+    def empty(self) -> bool:
+        """Whether no byte waits for the rest of its response."""
+        return not self._buffer
+
     def feed(self, data: bytes) -> None:
         self._buffer += data
 

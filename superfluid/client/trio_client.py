@@ -78,7 +78,7 @@ class AsyncConnection:
     @property
     def stale(self) -> bool:
         """Whether it cannot be asked again: closed by the server, or with bytes nobody asked for."""
-        return not at_rest(self._stream.socket.fileno())
+        return not (self._responses.empty and at_rest(self._stream.socket.fileno()))
 
     async def aclose(self) -> None:
         await trio.aclose_forcefully(self._stream)
