@@ -177,11 +177,12 @@ class Scheduler:
         self.settings = attrs.evolve(self.settings, background_rate=max(divisor, 1))
 
     def retire(self, reason: str, code: str = Failure.RETIRED) -> None:
-        """Fail every lane and every queued job with `reason`."""
+        """Fail every lane, every queued job and every side operation with `reason`."""
         self._fail_lanes(code, reason)
         for ticket in list(self._queues):
             self._queues.remove(ticket)
             self._outbox.end(ticket, ticket.ended(Finish.ERROR, code, reason))
+        self._side.fail(WorkerGone(reason))
         self._gauges()
 
     async def wait_idle(self) -> None:

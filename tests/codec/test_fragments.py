@@ -56,6 +56,7 @@ JSON_RUNS = [
     '{"name": "f", "arguments": null, "id": 7}',
     '{"name": "f", "arguments": {"s": [1, 2 , ] , }, }',
     '{"name": "f", "arguments": {"s": "cut \\',
+    '{"name": "f", "arguments": {"s": "cut ',
     '{"name": "f", "arguments": {"s": ["cut", {"a": 1,',
     '{"name": "f", "arguments": {"s": "x"}',
     '```json\n{"name": "f", "parameters": {"s": 1}}\n```',

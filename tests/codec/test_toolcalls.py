@@ -133,6 +133,7 @@ def json_call(text: str, tools: ToolSchemas = NO_TOOLS) -> list[tuple[str, Any]]
         ('Sure: {"name": " f ", "parameters": {"a": 1}} ok?', [("f", {"a": 1})]),
         ('{"name": "f", "arguments": {"a": [1, 2,], }, }', [("f", {"a": [1, 2]})]),
         ('{"name": "f", "arguments": {"a": "cut', [("f", {"a": "cut"})]),
+        ('{"name": "f", "arguments": {"a": "cut behind ', [("f", {"a": "cut behind "})]),
         ('{"name": "f", "arguments": {"a": 1,', [("f", {"a": 1})]),
         ('{"name": "f", "arguments": {"a": "x\\', [("f", {"a": "x"})]),
         ('{"name": "f"}', [("f", {})]),

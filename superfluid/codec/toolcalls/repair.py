@@ -30,9 +30,9 @@ def _finite(digits: str) -> float:
 
 def readings(text: str) -> Iterator[Json]:
     """The values that a text may stand for, the most literal first."""
-    text = without_fence(text).strip()
+    text = without_fence(text).lstrip()  # blanks at the end may be of a string that was cut
     candidates = [text]
-    if (inner := first_object(text)) is not None and inner != text:
+    if (inner := first_object(text)) is not None and inner != text.rstrip():
         candidates.append(inner)
     for candidate in candidates:
         closed = close(candidate)

@@ -5,7 +5,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import pytest
@@ -47,6 +47,7 @@ def open_think(shared: Path, path: Path) -> Path:
     assert spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
+    tool = cast(Any, tool)
     tool.SCRIPTS["open"] = ("tools", ["First, ", "then.", "</think>", "\n\nThe answer.", "<|im_end|>"])
     opener = r"{{- '<|im_start|>assistant\n' }}{%- endif %}"
     assert tool.TEMPLATE.endswith(opener)
@@ -114,7 +115,8 @@ def read(made: Made) -> list[tuple[str, Any]]:
 
 
 CUT = '\n{"name": "get_weather", "arguments": {"city": '
-SCRIPTS = [  # model, fields, content, reasoning, calls, finish
+SCRIPTS: list[tuple[str, dict[str, Any], str, str, list[Any], str]] = [
+    # model, fields, content, reasoning, calls, finish
     ("plain", {}, "Hello, world.", "", [], "stop"),
     ("loop", {"max_tokens": 5}, "tick tock tick tock tick ", "", [], "length"),
     ("utf8", {}, "caf\u00e9 \U0001f642 ok", "", [], "stop"),
@@ -129,7 +131,7 @@ SCRIPTS = [  # model, fields, content, reasoning, calls, finish
     ("two_tools", {"parallel_tool_calls": False}, "", "", [PARIS], "tool_calls"),
     ("open_tool", {"max_tokens": 5}, "", "", [("get_weather", {"city": "Parisis "})], "length"),
     ("think", {}, "\n\nThe answer.", "\nFirst, then.\n", [], "stop"),
-    ("think_only", {"max_tokens": 5}, "", "\nFor ever and ever \nFor ever and ever ", [], "length"),
+    ("think_only", {"max_tokens": 5}, "", "\nFor ever and ever \nFor ever ", [], "length"),
     ("think_tool", {"tools": TOOLS}, "\n\n", "\nI need it.\n", [PARIS], "tool_calls"),
     ("open", {}, "\n\nThe answer.", "First, then.", [], "stop"),
 ]  # fmt: skip
@@ -137,7 +139,9 @@ SCRIPTS = [  # model, fields, content, reasoning, calls, finish
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("model", "fields", "content", "reasoning", "calls", "finish"), SCRIPTS, ids=[f"{s[0]}-{[*s[1]]}" for s in SCRIPTS]
+    ("model", "fields", "content", "reasoning", "calls", "finish"),
+    SCRIPTS,
+    ids=[f"{s[0]}-{sorted(s[1])}" for s in SCRIPTS],
 )
 def test_scripts(
     ask: Callable[..., Made],
@@ -152,7 +156,8 @@ def test_scripts(
     made = ask(f"scripted-{model}", stream, **fields)
     assert (made.content, made.reasoning, made.finish) == (content, reasoning, finish)
     assert read(made) == calls
-    assert len(set(made.ids)) == len(made.ids) == len(calls)
+    assert len(set(made.ids)) == len(made.ids)
+    assert len(made.ids) == len(calls)
 
 
 def test_a_broken_call_is_content_and_never_runs(ask: Callable[..., Made]) -> None:
