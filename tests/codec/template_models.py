@@ -1,7 +1,7 @@
 """A byte vocabulary for each published template: its special tokens are the markers that the template writes."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tests.codec.byte_tokenizer import ByteTokenizer
 
@@ -57,11 +57,13 @@ _ENDS = [
 ]  # fmt: skip
 
 
-def model(name: str, templates: Callable[[str], str]) -> ByteTokenizer:
-    """The tokenizer of a published template."""
+def model(name: str, templates: Callable[[str], str], more: Sequence[str] = ()) -> ByteTokenizer:
+    """The tokenizer of a published template; `more` are special tokens that its vocabulary has beside those."""
     source = templates(name)
     found = [m for m in dict.fromkeys(_SHAPED.findall(source)) if "+" not in m]
-    specials = list(dict.fromkeys(["<s>", "</s>", *found, *_EXTRA.get(name, []), *(m for m in _BARE if m in source)]))
+    specials = list(
+        dict.fromkeys(["<s>", "</s>", *found, *_EXTRA.get(name, []), *(m for m in _BARE if m in source), *more])
+    )
     eos = next((end for end in _ENDS if end in specials), "</s>")
     return ByteTokenizer(
         specials, silent=[s for s in specials if s not in _BARE], bos="<s>", eos=eos, templates={None: source}

@@ -69,7 +69,7 @@ class ChatMl(Dialect):
             if not isinstance(learned, (JsonWire, RawWire)):
                 self.wire = learned
             self.thinking_switch = has_thinking_switch(template)
-        self._past_opener, self._loop_opener = self._learn_openers()
+        self.past_opener, self.loop_opener = self._learn_openers()
         self._suffixes = self._learn_suffixes(len(pairs) == 2)
         unset, _, off = self._suffixes[None], self._suffixes[True], self._suffixes[False]
         self.codec_id = "chatml" if not unset else "chatml/nothink" if unset == off else "chatml/think"
@@ -136,7 +136,7 @@ class ChatMl(Dialect):
 
     def message_span(self, role: int, text: str, history: History) -> list[int]:
         if role == ASSISTANT:
-            return self._assistant(Turn("assistant", text), self._past_opener)
+            return self._assistant(Turn("assistant", text), self.past_opener)
         return self._turn("system" if role == SYSTEM else "user", [content(text)])
 
     def system_span(self, text: str | None, tools: Sequence[Json]) -> list[int]:
@@ -260,7 +260,7 @@ class ChatMl(Dialect):
             if turn.role == "tool":
                 span = self._tool_result(turn.text)
             elif turn.role == "assistant":
-                span = self._assistant(turn, self._loop_opener if turn.calls and i > last_user else self._past_opener)
+                span = self._assistant(turn, self.loop_opener if turn.calls and i > last_user else self.past_opener)
             else:
                 span = self._turn(turn.role, [content(turn.text)])
             bodies.append(events.Message(ROLE_NUMBERS[turn.role], turn.text, span))
