@@ -178,12 +178,9 @@ class Keeper:
         return Fate.ON_DISK if self.disk is not None and serves_disk(worker) else Fate.NOTHING
 
     async def _keep(self, worker: Worker, lane: Lane, fate: Fate) -> None:
-        ids = ids_of(lane.ticket)
-        tokens = min(lane.prefilled, len(ids) - 1) if lane.prefilled < lane.prefill_end else len(ids) - 1
+        ticket = lane.ticket
+        tokens = min(lane.prefilled, ticket.stream_len - 1) if lane.prefill_left else ticket.stream_len - 1
         if tokens < worker.spaces.page:
-            return
-        disk = self.disk if fate is Fate.ON_DISK else None
-        if disk is not None and disk.covers(ids[:tokens], whole=not worker.record.rollback):
             return
         started = trio.current_time()
         budgeted = fate is not Fate.PARKED_AT_ONCE
@@ -191,7 +188,13 @@ class Keeper:
             worth = self._budget.worth(tokens, self._rates)
             if not (lane.restored is not None if worth is None else worth):  # what was kept before was worth it
                 return
-            if not self._budget.affords(tokens, started) or (disk is not None and not self._writer.has_room):
+        ids = ids_of(ticket)
+        disk = self.disk if fate is Fate.ON_DISK else None
+        if disk is not None and disk.covers(ids[:tokens], whole=not worker.record.rollback):
+            return
+        if budgeted:
+            behind = disk is not None and not self._writer.has_room
+            if behind or not self._budget.affords(tokens, started):
                 self._metrics.exports_skipped_total += 1
                 return
         lossy = self.settings.lossy and worker.record.park_lossy and disk is None

@@ -22,6 +22,9 @@ from superfluid.shm.segment import Segment
 UNREADABLE = (Status.EnvelopeMismatch, Status.Checksum, Status.IdentityMismatch)
 """What an engine says of a state that is damaged or was never its own."""
 
+EVICTIONS = (1, 2, 4, 8)
+"""Room that is asked for, as multiples of a state that does not fit."""
+
 Ids = npt.NDArray[np.uint32]
 
 
@@ -150,16 +153,25 @@ async def _export_space(
 async def restore(worker: Worker, spaces: Sequence[SpaceState]) -> int:
     """A new sequence that holds a saved state. Raises EngineRefused, LinkFault, WorkerGone; no sequence is left then.
 
-    When the engine has no room, it is asked once to make some.
+    An engine without room for it is asked to make some.
     """
     try:
         return await _restore(worker, spaces)
     except EngineRefused as refusal:
         if refusal.status != Status.NeedsReplan:
             raise
-    size = sum(space.segment.size for space in spaces)
-    await worker.link.sync(linkw.CacheEvictReq(size, linkw.ShedPolicy()))
+    await _make_room(worker, sum(space.segment.size for space in spaces))
     return await _restore(worker, spaces)
+
+
+async def _make_room(worker: Worker, size: int) -> None:
+    """Have the engine evict `size` bytes of its cache, or a few times as much: it frees whole entries, none of which
+    may be larger than what is asked for."""
+    for times in EVICTIONS:
+        evicted = await worker.link.sync(linkw.CacheEvictReq(times * size, linkw.ShedPolicy()))
+        assert isinstance(evicted, linkw.CacheEvictOk)
+        if evicted.bytes_freed >= size:
+            return
 
 
 async def _restore(worker: Worker, spaces: Sequence[SpaceState]) -> int:

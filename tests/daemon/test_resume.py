@@ -142,6 +142,20 @@ async def test_sessions_park_by_default_at_a_drain(tmp_path: Path, small_gguf: P
         assert (await generate(model, session, 4)).warm_prefix == COVERED
 
 
+async def test_a_sliding_window_resumes_whole(tmp_path: Path, shared: Path) -> None:
+    path = models.write_random(tmp_path / "window.gguf", shared / "data/vocab/ggml-vocab-llama-spm.gguf", window=128)
+    async with serving(tmp_path / "uncut", path, NEVER) as model:
+        session = await begin(model, "greedy")
+        await generate(model, session, FIRST + REST)
+        uncut = tokens(model, session)
+    async with serving(tmp_path / "cut", path, ALWAYS) as model:
+        session = await begin(model, "greedy")
+        await generate(model, session, FIRST)
+    async with serving(tmp_path / "cut", path, ALWAYS) as model:
+        assert (await generate(model, session, REST)).warm_prefix == COVERED
+        assert tokens(model, session) == uncut
+
+
 # ---- conversations over HTTP
 
 

@@ -290,6 +290,15 @@ async def test_several_spaces_are_parked_and_adopted_together(tmp_path: Path) ->
         assert (await run.run(turn(1, stream))).warm_prefix == 0  # a space of it is not in the artifact
 
 
+async def test_a_full_engine_makes_room_for_a_state(tmp_path: Path) -> None:
+    async with daemon(tmp_path, ALWAYS, engine=paged(pool_bytes=64 * 320)) as run:
+        await run.run(turn(1, prompt(200)))
+        await run.run(turn(2, prompt(280, start=5000)))  # pushes the first one's state out of the engine's cache
+        end = await run.run(turn(1, stream_of(run, 1, prompt(200))))
+        assert end.warm_prefix == 192
+        assert [request for request in run.link.requests if isinstance(request, linkw.CacheEvictReq)]
+
+
 async def test_parks_outlive_the_worker(tmp_path: Path) -> None:
     spare = MockLink(paged())
     async with daemon(tmp_path, spare=spare) as run:
