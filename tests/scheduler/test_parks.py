@@ -291,7 +291,7 @@ async def test_several_spaces_are_parked_and_adopted_together(tmp_path: Path) ->
 
 
 async def test_a_full_engine_makes_room_for_a_state(tmp_path: Path) -> None:
-    async with daemon(tmp_path, ALWAYS, engine=paged(pool_bytes=64 * 320)) as run:
+    async with daemon(tmp_path, ALWAYS, engine=paged(pool_bytes=64 * 450)) as run:
         await run.run(turn(1, prompt(200)))
         await run.run(turn(2, prompt(280, start=5000)))  # pushes the first one's state out of the engine's cache
         end = await run.run(turn(1, stream_of(run, 1, prompt(200))))
