@@ -319,3 +319,25 @@ def test_scripted_replies_are_read(scripted: Callable[[str], Codec]) -> None:
     assert codec.read_call('\n{"name": "get_weather", "arguments": {"city": ') is None
     (call,) = codec.read_call('\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n') or []
     assert (call.name, call.arguments_json) == ("get_weather", '{"city":"Paris"}')
+
+
+def test_separators_of_a_chatml_models_calls_are_text(templates: Callable[[str], str]) -> None:
+    """A ChatML model that writes calls as GLM does: its argument markers are special tokens without bytes."""
+    marks = ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+        "{{ c.function.name }}\n{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}</arg_key>\n"
+        "<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    base = chatml_tokenizer()
+    tokenizer = ByteTokenizer(
+        [*base.specials, *marks], silent=["<|im_end|>", *marks], eos="<|im_end|>", templates={None: source}
+    )
+    codec = Codec.open(tokenizer)
+    assert (codec.dialect_name, codec.wire.name) == ("chatml", "glm")
+    text = "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>"
+    (run,) = codec.router().commit(tokenizer.encode(text))
+    assert [(c.name, c.arguments_json) for c in codec.read_call(run.text, [TOOL]) or []] == [
+        ("get_weather", '{"city":"Paris"}')
+    ]

@@ -19,7 +19,7 @@ from superfluid.codec.protect import StandIns, common_prefix
 from superfluid.codec.template import ChatTemplate, TemplateFailed
 from superfluid.codec.thinking import has_thinking_switch
 from superfluid.codec.tokenizer import single_token
-from superfluid.codec.toolcalls.learn import learn
+from superfluid.codec.toolcalls.learn import Learned, learn
 from superfluid.codec.toolcalls.wires import JsonWire, RawWire, Wire
 from superfluid.link import events
 
@@ -59,15 +59,16 @@ class ChatMl(Dialect):
         if template is not None:
             _require_chatml(template)
         think = single_token(tokenizer, THINK_OPEN), single_token(tokenizer, THINK_CLOSE)
-        pairs = [Pair(ids[CALL_OPEN], ids[CALL_CLOSE], TOOL_CALL)]
+        learned = learn(encoder, template) if template is not None else Learned(self.wire)
+        literals = tuple((encoder.specials[text], text.encode()) for text in learned.separators)
+        pairs = [Pair(ids[CALL_OPEN], ids[CALL_CLOSE], TOOL_CALL, literals=literals)]
         if think[0] is not None and think[1] is not None:
             pairs.insert(0, Pair(think[0], think[1], REASONING))
         self.pairs = tuple(pairs)
         self._newline = [ids["\n"]]
         if template is not None:
-            learned = learn(encoder, template).wire
-            if not isinstance(learned, (JsonWire, RawWire)):
-                self.wire = learned
+            if not isinstance(learned.wire, (JsonWire, RawWire)):
+                self.wire = learned.wire
             self.thinking_switch = has_thinking_switch(template)
         self.past_opener, self.loop_opener = self._learn_openers()
         self._suffixes = self._learn_suffixes(len(pairs) == 2)
