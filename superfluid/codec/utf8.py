@@ -20,7 +20,11 @@ class Utf8Stream:
         elif data.isascii():
             return data.decode("ascii")
         text, used = utf_8_decode(data, "replace", False)
-        self._tail = data[used:]
+        tail = data[used:]
+        if tail[:1] == b"\xed" and tail[1:2] >= b"\xa0":  # half a surrogate pair, for which the decoder waits in vain
+            text += REPLACEMENT * len(tail)
+            tail = b""
+        self._tail = tail
         return text
 
     def flush(self) -> str:

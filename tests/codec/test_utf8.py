@@ -35,3 +35,19 @@ def test_a_byte_that_cannot_continue_is_replaced_at_once() -> None:
     assert stream.feed(b"\xf0\x9f\x99") == ""
     assert stream.flush() == "\ufffd"
     assert stream.flush() == ""
+
+
+def test_every_short_sequence_is_read_as_a_whole_one() -> None:
+    leads = [b"", b"a", b"\x80", *(bytes([n]) for n in range(0xC0, 0x100))]
+    edges = [0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xED, 0xFF]
+    for lead in leads:
+        for second in edges:
+            for third in edges:
+                data = lead + bytes([second, third])
+                for size in range(len(data) + 1):
+                    assert read(data[:size], list(range(4))) == decode_utf8(data[:size])
+
+
+def test_half_a_surrogate_pair_is_replaced_at_once() -> None:
+    assert Utf8Stream().feed(b"x\xed\xa0") == "x\ufffd\ufffd"
+    assert Utf8Stream().feed(b"x\xed\x9f") == "x"

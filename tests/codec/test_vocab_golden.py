@@ -1,9 +1,12 @@
 """libllama's ids of the published vocabularies, and documents through them."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
+from superfluid.codec.channels import PairSplitter, Router
 from superfluid.codec.framing import Encoder, content
 from superfluid.codec.tokenizers.gguf import GgufTokenizer
 from superfluid.llama.vocab import Vocab
@@ -42,6 +45,31 @@ def test_text_comes_back(tokenizer: GgufTokenizer, pairs: list[tuple[str, list[i
     for text, expected in pairs:
         shown = tokenizer.decode(expected)
         assert shown == text or shown == " " + text  # sentencepiece puts a space in front
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_detokenizing_by_slices_is_detokenizing_whole(tokenizer: GgufTokenizer, data: st.DataObject) -> None:
+    """Any ids, those with parts of characters and bytes that are none most of all."""
+    odd = [i for i in range(min(tokenizer.vocab_size, 3000)) if not _is_text(tokenizer.token_bytes(i))]
+    ids = data.draw(st.lists(st.sampled_from(odd) | st.integers(0, tokenizer.vocab_size + 5), max_size=30))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
+    router = Router(lambda: PairSplitter(tokenizer.table, ()))
+    shown, ahead = [], []
+    for start, end in pairwise([0, *cuts, len(ids)]):
+        ahead += [piece.text for piece in router.provisional(ids[start:end])]
+        shown += [run.text for run in router.commit(ids[start:end])]
+        assert "".join(shown) == "".join(ahead)
+    shown.append(router.flush())
+    assert "".join(shown) == tokenizer.decode(ids)
+    assert tokenizer.decode(ids) == b"".join(map(tokenizer.token_bytes, ids)).decode("utf-8", "replace")
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return bool(data.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def test_special_tokens_print_nothing(tokenizer: GgufTokenizer) -> None:
