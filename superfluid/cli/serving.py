@@ -16,7 +16,7 @@ from superfluid.api.http.server import run_http
 from superfluid.api.socket import SocketTaken, run_socket
 from superfluid.cli.command import say
 from superfluid.cli.serve_options import ServeOptions
-from superfluid.cli.stop_signals import STOPPING, StopSignals
+from superfluid.cli.stop_signals import STOPPING, stop_signals
 from superfluid.codec.dialects.dialect import DialectRefused
 from superfluid.daemon.daemon import Daemon
 from superfluid.daemon.model import Model, ModelFailed
@@ -38,18 +38,22 @@ class Run:
 
     options: ServeOptions
     daemon: Daemon
-    signals: StopSignals
     ready: bool = False
     stop: trio.Event = attrs.Factory(trio.Event)  # a second signal: do not wait for anything
     http_over: trio.Event = attrs.Factory(trio.Event)
     cut: bool = False
 
 
-async def serve(options: ServeOptions, daemon: Daemon, socket_path: Path, signals: StopSignals) -> int:
+def run(options: ServeOptions, daemon: Daemon, socket_path: Path) -> int:
+    """Serve until a signal drains the daemon; the exit code."""
+    return trio.run(serve, options, daemon, socket_path, strict_exception_groups=True)
+
+
+async def serve(options: ServeOptions, daemon: Daemon, socket_path: Path) -> int:
     """Serve until a signal drains the daemon; the exit code."""
     configure_logging(options.log_filter, directory=Path(options.log_dir) if options.log_dir else None)
     trio.lowlevel.current_task().name = "daemon"
-    run = Run(options, daemon, signals)
+    run = Run(options, daemon)
     failures: list[BaseException] = []
     try:
         async with trio.open_nursery() as nursery:
@@ -68,7 +72,7 @@ async def serve(options: ServeOptions, daemon: Daemon, socket_path: Path, signal
                 run.http_over.set()
             else:
                 await start_http(run, nursery)
-            run.ready = signals.served = True
+            run.ready = stop_signals.served = True
             notify("READY=1")
             await daemon.drain_started.wait()
             notify("STOPPING=1")

@@ -83,9 +83,9 @@ async def test_three_respawns_without_a_good_tick_retire_the_model_and_a_request
 async def test_a_good_tick_starts_the_count_anew(mock_model: MakeModel, nursery: trio.Nursery, tmp_path: Path) -> None:
     model = mock_model([["--mock-die-after", "3"]])
     await nursery.start(model.run)
-    while starts(tmp_path) < 7:
+    while starts(tmp_path) < 5:
         await generate(model)
-    assert model.metrics.worker_respawns_total >= 6
+    assert model.metrics.worker_respawns_total >= 4
     await model.ensure_serving()
     assert model.supervisor.retired is None
 
@@ -173,4 +173,4 @@ async def test_no_worker_and_no_zombie_is_left(mock_model: MakeModel) -> None:
         await nursery.start(model.run)
         pid = worker_pid(model)
         nursery.cancel_scope.cancel()
-    assert not Path(f"/proc/{pid}").exists()
+    assert not os.path.exists(f"/proc/{pid}")  # noqa: ASYNC240 (no disk is behind it)
