@@ -240,7 +240,10 @@ class Codec:
     ) -> Constraint:
         """The grammars of a chat request whose lane begins after `opener`. Raises ConstraintUnsatisfiable."""
         lane = constraints.Lane(self.wire, self._frame(), self._harmony_tags, self._reasoning_close(opener))
-        return constraints.plan(lane, normalized_tools(tools), choice, parallel, response_format)
+        try:
+            return constraints.plan(lane, normalized_tools(tools), choice, parallel, response_format)
+        except RecursionError:
+            raise ConstraintUnsatisfiable("a schema is nested too deep") from None
 
     def _frame(self) -> tuple[str, str] | None:
         """The texts of the markers around a call, the second empty when it runs to the turn's end."""

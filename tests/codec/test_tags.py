@@ -409,3 +409,13 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+def test_a_schema_nested_too_deep_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(20_000):
+        schema = {"items": schema}
+    codec = Codec.open(chatml_tokenizer())
+    assert "nested too deep" in refused(codec, response_format={"type": "json_schema", "json_schema": schema})
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    assert "nested too deep" in refused(codec, [tool])

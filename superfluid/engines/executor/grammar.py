@@ -107,7 +107,10 @@ class GrammarCompiler:
     def _keep(self, kind: str, text: str, make: Callable[[str], Grammar]) -> Grammar:
         grammar = self._kept.get((kind, text))
         if grammar is None:
-            grammar = self._kept[kind, text] = make(text)
+            try:
+                grammar = self._kept[kind, text] = make(text)
+            except (RecursionError, TypeError, ValueError) as error:  # whatever a client sent, the worker goes on
+                raise EngineError(Status.RejectBadStruct, f"the grammar does not compile: {error}") from None
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end((kind, text))
