@@ -1,5 +1,6 @@
 """A server that answers as it is told, for what a real one never does."""
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -47,7 +48,7 @@ class Double:
             thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as stream:
+        with connection, connection.makefile("rb") as stream, contextlib.suppress(ConnectionError):
             while head := stream.read(LENGTH.size):
                 payload = stream.read(LENGTH.unpack(head)[0])
                 request = postcard.decode(api.Request, payload)
@@ -56,10 +57,7 @@ class Double:
                     if answer is None:
                         return
                     data = answer if isinstance(answer, bytes) else packed(answer)
-                    try:
-                        connection.sendall(data)
-                    except OSError:
-                        return
+                    connection.sendall(data)
 
 
 def packed(response: api.Response) -> bytes:
