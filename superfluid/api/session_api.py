@@ -32,6 +32,11 @@ class Connection:
         self._subscriptions: dict[int, Subscription] = {}
 
     async def handle(self, request: api.Request) -> None:
+        """Answer one request; a drain waits for the answer."""
+        with self._daemon.answering():
+            await self._handle(request)
+
+    async def _handle(self, request: api.Request) -> None:
         """Answer one request. Refusals are Err responses, and so is what goes wrong in here; `send` raises nothing."""
         try:
             if isinstance(request, api.GenerateRequest):
@@ -122,6 +127,9 @@ class Connection:
 
     async def _generate(self, request: api.GenerateRequest) -> None:
         """Deltas as their events commit, then the whole; a client that goes away cancels."""
+        if self._daemon.draining:
+            await self._send(api.ErrResponse("generation failed: the server is stopping"))
+            return
         events: list[Event] = []
         async with await self._sessions.generate(request.session, request.max_tokens) as generation:
             async for item in generation:

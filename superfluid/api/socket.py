@@ -50,7 +50,7 @@ def bind(path: Path) -> trio.SocketListener:
 async def run_socket(
     daemon: Daemon, path: Path, task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Accept and answer until cancelled; the file goes at the end."""
+    """Accept until the daemon drains, and answer until cancelled; the file goes at the end."""
     listener = bind(path)
     served = os.stat(path).st_ino
 
@@ -59,7 +59,17 @@ async def run_socket(
         await serve_connection(daemon, stream)
 
     try:
-        await trio.serve_listeners(answer, [listener], task_status=task_status)
+        async with trio.open_nursery() as connections:
+            accepting = trio.CancelScope()
+
+            async def accept(task_status: trio.TaskStatus[list[trio.SocketListener]]) -> None:
+                with accepting:
+                    await trio.serve_listeners(answer, [listener], handler_nursery=connections, task_status=task_status)
+
+            task_status.started(await connections.start(accept, name="session-listener"))
+            await daemon.drain_started.wait()
+            accepting.cancel()  # those who are connected stay
+            await trio.sleep_forever()
     finally:
         try:
             if os.stat(path).st_ino == served:  # not a successor's

@@ -10,6 +10,8 @@ import trio
 from superfluid.daemon.model import Model, ModelFailed
 from superfluid.observe.metrics import Metrics
 
+UNTAKEN = 5.0  # seconds of a drain in which clients may take what is left of their answers, once nothing generates
+
 
 class UnknownModel(Exception):
     """No model of that name is served."""
@@ -82,9 +84,16 @@ class Daemon:
                 self._answered.set()
 
     async def idle(self) -> None:
-        """Wait until no generation is queued or runs, and every answer is on its way."""
-        for model in self.models:
-            await model.idle()
+        """Wait until no generation is queued or runs, and every answer is taken, except by those who take none."""
+        while True:
+            for model in self.models:
+                await model.idle()
+            with trio.move_on_after(UNTAKEN):
+                await self._no_answers()
+            if not any(model.generating for model in self.models):
+                return
+
+    async def _no_answers(self) -> None:
         while self._answers:
             self._answered = trio.Event()
             await self._answered.wait()

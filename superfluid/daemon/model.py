@@ -224,6 +224,11 @@ class Model:
         """Return when the model serves; a retired one is loaded again. Raises ModelFailed when it is not to be had."""
         await self.supervisor.ensure_serving()
 
+    @property
+    def generating(self) -> bool:
+        """Whether a generation is queued or runs."""
+        return bool(self.scheduler.lanes) or any(self.scheduler.queue_depths)
+
     async def idle(self) -> None:
         """Wait until no generation is queued or runs, and the states of parked sessions are written."""
         await self.scheduler.wait_idle()

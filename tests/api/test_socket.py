@@ -19,7 +19,9 @@ from superfluid.client import Finish
 from superfluid.client.errors import NothingInFlight, Refused, SessionBusy, UnknownSession
 from superfluid.client.frames import LENGTH, Responses, frame
 from superfluid.client.trio_client import AsyncConnection, AsyncSession
+from superfluid.daemon.daemon import Daemon
 from superfluid.link import events as ev, postcard, session_api as api
+from superfluid.observe.metrics import Metrics
 from tests.api.serving import Server
 
 Served = Callable[[str], Server]
@@ -168,7 +170,8 @@ async def test_a_request_that_fails_inside_is_told_and_the_connection_goes_on() 
     def fail() -> None:
         raise ZeroDivisionError("a bug")
 
-    daemon: Any = SimpleNamespace(default=SimpleNamespace(sessions=SimpleNamespace(session_ids=fail, tree=list)))
+    model: Any = SimpleNamespace(sessions=SimpleNamespace(session_ids=fail, tree=list))
+    daemon = Daemon(Path(), [model], Metrics("test"))
     ours, theirs = socket.socketpair()
     connection = AsyncConnection(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
     async with trio.open_nursery() as nursery:
@@ -483,8 +486,8 @@ async def test_subscribers_are_forgotten_with_their_connection(served: Served) -
 
 
 async def listening(path: Path, nursery: trio.Nursery) -> None:
-    daemon: Any = SimpleNamespace(default=SimpleNamespace(sessions=SimpleNamespace(session_ids=list)))
-    await nursery.start(run_socket, daemon, path)
+    model: Any = SimpleNamespace(sessions=SimpleNamespace(session_ids=list))
+    await nursery.start(run_socket, Daemon(path.parent, [model], Metrics("test")), path)
 
 
 async def test_the_socket_is_its_owners_alone_and_goes_with_the_server(home: Path) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from superfluid.client import Refused
+from superfluid.client import NotReached, Refused
+from superfluid.link import session_api as api
 from superfluid.link.events import Generated
 from tests import models
 from tests.cli.server import LIMIT, Server, text_of
@@ -245,18 +246,29 @@ def leave_nothing_behind(server: Server, requests: int) -> None:
 # ---- signals
 
 
-def test_a_drain_lets_streams_finish(endless: Path, tmp_path: Path) -> None:
+def test_a_drain_lets_what_runs_finish_and_takes_nothing_new(endless: Path, tmp_path: Path) -> None:
     with Server(tmp_path, *arguments(endless)) as server:
         server.ready()
         stream = server.stream(MODEL, max_tokens=3000)
         chunks = [next(stream)]
-        session = server.client().session()
+        client = server.client()
+        session, other = client.session(), client.session()
         session.user("hello")
+        other.user("hello")
+        connected_before = client.connect(), server.connect()
+        connected_before[1].connect()
         with session.stream(max_tokens=3000) as reply:
             pieces = iter(reply)
             next(pieces)
             server.signal(signal.SIGINT)
             server.said("draining")
+            with pytest.raises(Refused, match="the server is stopping"):
+                connected_before[0].ask(api.GenerateRequest(other.id, 5))
+            assert server.chat(MODEL, over=connected_before[1])[0] == 503
+            with pytest.raises(NotReached):
+                server.client().session_ids()
+            with pytest.raises(ConnectionRefusedError):
+                server.get("/health")
             chunks += stream
             list(pieces)
         assert reply.reply is not None
