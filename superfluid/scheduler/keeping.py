@@ -106,10 +106,13 @@ class Keeper:
     ) -> "Keeper":
         """Read what parks there are. Blocks."""
         keeper = cls(directory, settings, metrics, files)
-        if keeper._parking:
-            keeper.parks.open()
-        elif left := keeper.parks.artifacts.sessions():
-            log.warning("%s: %d parked sessions are left alone: parking is off", directory / "park", len(left))
+        try:
+            if keeper._parking:
+                keeper.parks.open()
+            elif left := keeper.parks.artifacts.sessions():
+                log.warning("%s: %d parked sessions are left alone: parking is off", directory / "park", len(left))
+        except OSError as error:
+            log.warning("parked sessions start cold: %s", error)
         return keeper
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -133,7 +136,12 @@ class Keeper:
 
     async def _scan(self) -> None:
         if self.disk is not None:
-            for file in await trio.to_thread.run_sync(self.disk.scan, limiter=self._readers):
+            try:
+                found = await trio.to_thread.run_sync(self.disk.scan, limiter=self._readers)
+            except OSError as error:
+                log.warning("what the prefix cache had on disk is not used: %s", error)
+                found = []
+            for file in found:
                 self._delete(self.disk, self.disk.add(file))
         self.disk_scanned.set()
 

@@ -311,6 +311,17 @@ async def test_parks_outlive_the_worker(tmp_path: Path) -> None:
     spare.close()
 
 
+async def test_a_directory_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "park").symlink_to("park")  # reading it fails, for root too
+    (tmp_path / "cache").symlink_to("cache")
+    async with daemon(tmp_path, KeepSettings(ParkMode.ALWAYS)) as run:
+        assert (await run.run(turn(1, prompt(200)))).tokens_generated == 8
+        await run.run(turn(2, prompt(200, 1000), native=False))
+        await run.keeper.flush()
+        assert run.keeper.tier(1) is None
+    assert "is not written" in caplog.text
+
+
 # ---- a disk that is slow, or full
 
 
