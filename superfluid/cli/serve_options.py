@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import click
 
-from superfluid.cli.command import Command, CommandError, Number, did_you_mean
+from superfluid.cli.command import Command, CommandError, Number, did_you_mean, nearest
 from superfluid.cli.serve_flags import DEFAULT_HOST, DEFAULT_PORT, IGNORED
 from superfluid.daemon.runtimes import RuntimeCatalog
 from superfluid.llama.search import home_directory
@@ -175,8 +175,9 @@ class _Line:
                 continue
             param = self.flags.get(f"--{key}")
             if param is None or key == "config":
-                known = [name[2:] for name in self.flags if name.startswith("--")]
-                raise CommandError(f"--config {path}: there is no key {key!r}{did_you_mean(key, known)}", 2)
+                meant = nearest(f"--{key}", [name for name in self.flags if name.startswith("--")])
+                hint = f" (did you mean {meant.removeprefix('--')}?)" if meant else ""
+                raise CommandError(f"--config {path}: there is no key {key!r}{hint}", 2)
             if param.name not in self.given:
                 yield from _as_flags(path, key, value, param)
 
