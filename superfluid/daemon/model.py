@@ -1,5 +1,6 @@
 """One served model: its store, its codec, its scheduler, and what keeps its worker running."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -187,6 +188,8 @@ class Model:
         while True:
             await files.sync_failed.wait()
             files.sync_failed = trio.Event()
+            with contextlib.suppress(StoreError):
+                await self.store.commit([])  # those whose records are lost are told first
             why = "a sync of the log failed"
             while self.store.failed:
                 log.error("%s: nothing is taken until the log can be written again: %s", self.name, why)
