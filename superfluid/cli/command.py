@@ -92,7 +92,7 @@ class Command(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             row = param.get_help_record(ctx)
-            if row is not None:
+            if row is not None and isinstance(param, click.Option):  # the usage line shows arguments
                 groups.setdefault(getattr(param, "group", "Options"), []).append(row)
         for name, rows in groups.items():
             with formatter.section(name):

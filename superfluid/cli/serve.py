@@ -27,6 +27,7 @@ from superfluid.scheduler.classes import parse_class, parse_class_lanes
 
 MAX_SOCKET_PATH = 108 if sys.platform == "linux" else 104  # bytes of a socket address, its NUL included
 LEAST_PREFILL = 64  # a smaller --prefill-budget would not fill a step
+LOOPBACK = ("127.0.0.1", "[::1]", "localhost")  # where --web may listen
 OWNER_ALONE = 0o077  # whatever the server makes is for its owner
 
 
@@ -57,6 +58,8 @@ def start(options: ServeOptions) -> int:
     address = options.address
     if address is not None:
         check_port(options.address_flag, *address)
+    if options.web_address is not None:
+        check_port("--web", *options.web_address)
     if "--llamacpp-lib" in options.runtime_options:  # worker and tokenizer must use the same build
         os.environ[LIBRARY_VARIABLE] = options.runtime_options["--llamacpp-lib"]
     threading.Thread(target=import_server, daemon=True).start()  # while the runtimes are asked
@@ -99,6 +102,10 @@ def check_contradictions(options: ServeOptions) -> None:
         host, _, port = options.http.rpartition(":")
         if not host or not re.fullmatch(r"\d{1,5}", port) or int(port) > 65535:
             raise CommandError(f'--http expects <address>:<port>, got "{options.http}"', 2)
+    if options.web is not None:
+        host, _, port = options.web.rpartition(":")
+        if host not in LOOPBACK or not re.fullmatch(r"\d{1,5}", port) or int(port) > 65535:
+            raise CommandError(f'--web listens on loopback only: 127.0.0.1:<port>, got "{options.web}"', 2)
     if options.max_context is not None and options.max_context != "auto" and not options.max_context.isdecimal():
         raise CommandError(f'--max-context expects a number or auto, got "{options.max_context}"', 2)
     if 0 < options.prefill_budget < LEAST_PREFILL:

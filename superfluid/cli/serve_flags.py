@@ -51,6 +51,16 @@ FLAGS: list[click.Parameter] = [
     Option(["--host"], group="Server", metavar="ADDR", help="Its address alone."),
     Option(["--port"], group="Server", type=Number(0, 65535), metavar="N", help="Its port alone; 0 takes a free one."),
     Option(["--no-http"], group="Server", is_flag=True, help="Only the session socket."),
+    Option(
+        ["--web"], group="Server", metavar="ADDR:PORT", help="The session API over the web, on loopback only (off)."
+    ),
+    Option(
+        ["--web-origin"],
+        group="Server",
+        multiple=True,
+        metavar="URL",
+        help="An origin whose pages may use it; repeatable.",
+    ),
     Option(["--socket"], group="Server", metavar="PATH", help="The session socket (<home>/superfluid.sock)."),
     Option(["--sessions"], group="Server", metavar="DIR", help="Where sessions are kept (<home>/sessions)."),
     Option(["--api-key"], group="Server", metavar="KEY", help="The key that every request but /health must present."),
@@ -184,7 +194,14 @@ FLAGS: list[click.Parameter] = [
         metavar="N",
         help="Ticks after which a waiting job moves up a class.",
     ),
-    Option(["--class-lanes"], group="Scheduling", default="", metavar="CLASS=N,...", help="Lane caps per class."),
+    Option(
+        ["--class-lanes"],
+        group="Scheduling",
+        default="",
+        show_default=False,
+        metavar="CLASS=N,...",
+        help="Lane caps per class.",
+    ),
     Option(
         ["--http-default-qos"],
         group="Scheduling",

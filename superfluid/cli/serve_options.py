@@ -26,6 +26,8 @@ class ServeOptions:
     host: str | None
     port: int | None
     no_http: bool
+    web: str | None
+    web_origin: tuple[str, ...]
     socket: str | None
     sessions: str | None
     api_key: str | None
@@ -68,6 +70,14 @@ class ServeOptions:
             host, _, port = self.http.rpartition(":")
             return host.removeprefix("[").removesuffix("]"), int(port)
         return self.host or DEFAULT_HOST, DEFAULT_PORT if self.port is None else self.port
+
+    @property
+    def web_address(self) -> tuple[str, int] | None:
+        """Where the session API over the web listens; none without --web."""
+        if self.web is None:
+            return None
+        host, _, port = self.web.rpartition(":")
+        return host.removeprefix("[").removesuffix("]"), int(port)
 
     @property
     def address_flag(self) -> str:

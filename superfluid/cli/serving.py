@@ -14,6 +14,8 @@ from superfluid.api.http.context import HttpSettings
 from superfluid.api.http.security import Access, is_loopback
 from superfluid.api.http.server import run_http
 from superfluid.api.socket import SocketTaken, run_socket
+from superfluid.api.web.checks import TOKEN_FILE
+from superfluid.api.web.server import run_web
 from superfluid.cli.command import say
 from superfluid.cli.serve_options import ServeOptions
 from superfluid.cli.stop_signals import STOPPING, stop_signals
@@ -72,6 +74,8 @@ async def serve(options: ServeOptions, daemon: Daemon, socket_path: Path) -> int
                 run.http_over.set()
             else:
                 await start_http(run, nursery)
+            if options.web_address is not None:
+                await start_web(run, nursery)
             run.ready = stop_signals.served = True
             notify("READY=1")
             await daemon.drain_started.wait()
@@ -122,8 +126,22 @@ async def start_http(run: Run, nursery: trio.Nursery) -> None:
         run.http_over.set()
 
     port = await nursery.start(http, name="http")
-    shown = f"[{host}]" if ":" in host else host
-    say(f"openai api on http://{shown}:{port} ({who_may_ask(access)})")
+    say(f"openai api on http://{shown(host)}:{port} ({who_may_ask(access)})")
+
+
+async def start_web(run: Run, nursery: trio.Nursery) -> None:
+    """Listen and serve the session API over the web; returns once that is so, and said."""
+    options = run.options
+    assert options.web_address is not None
+    host, port = options.web_address
+    token_file = run.daemon.default.store.directory / TOKEN_FILE
+    port = await nursery.start(run_web, run.daemon, host, port, token_file, options.web_origin, name="web")
+    say(f"api-web on http://{shown(host)}:{port} (token: {token_file})")
+
+
+def shown(host: str) -> str:
+    """An address as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
 
 
 async def drain(run: Run) -> None:
