@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from superfluid.sessions.files import Files
+from superfluid.sessions.files import Files, temporary_name
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,19 @@ class HttpIds:
             self._files.write_whole(self._descriptor, session.to_bytes(8, "little"), end)
         except OSError as error:
             logger.warning("%s: %s; session %d will not be purged for its age", self._path, error, session)
+
+    def drop(self, sessions: frozenset[int]) -> None:
+        """Forget ids, and write the file anew without them."""
+        if not self.ids & sessions:
+            return
+        self.ids -= sessions
+        self.close()
+        beside = temporary_name(self._path)
+        try:
+            self._files.create(beside, np.array(sorted(self.ids), "<u8").tobytes(), synced=False)
+            self._files.rename(beside, self._path)
+        except OSError as error:
+            logger.warning("%s: %s; it keeps ids of sessions that are gone", self._path, error)
 
     def close(self) -> None:
         if self._descriptor >= 0:

@@ -110,8 +110,8 @@ def frame(session: int, event: Event, version: int) -> bytes:
     return HEADER.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
 
 
-def event(payload: bytes, version: int) -> tuple[int, Event]:
-    """The session and the event of one payload that the scan took."""
+def head(payload: bytes, version: int) -> tuple[int, tuple[int, int, int], int]:
+    """The session of one payload that the scan took, its event's id, epoch and time, and where the body begins."""
     position = 0
     heads = []
     for _ in range(4 if version > 1 else 3):
@@ -125,7 +125,13 @@ def event(payload: bytes, version: int) -> tuple[int, Event]:
             shift += 7
         heads.append(value)
     session, event_id, epoch, *time = heads
-    return session, Event(event_id, epoch, time[0] if time else 0, decode(Body, payload, position))
+    return session, (event_id, epoch, time[0] if time else 0), position
+
+
+def event(payload: bytes, version: int) -> tuple[int, Event]:
+    """The session and the event of one payload that the scan took."""
+    session, told, position = head(payload, version)
+    return session, Event(*told, decode(Body, payload, position))
 
 
 def bumps(

@@ -238,6 +238,16 @@ class Session:
         self._listed = listed
 
     @property
+    def reroot(self) -> int | None:
+        """Offset of its Rerooted record."""
+        return self._reroot
+
+    def relocate(self, frames: bytes, reroot: int | None) -> None:
+        """Its records lie elsewhere now: a log without those of purged sessions took the place of the log."""
+        self.frames = array("Q", frames)
+        self._reroot = reroot
+
+    @property
     def resident(self) -> int:
         """Tokens its buffer has room for."""
         return 0 if self._stream is None else len(self._stream)

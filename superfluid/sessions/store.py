@@ -17,6 +17,7 @@ import trio
 from superfluid.link import events as ev
 from superfluid.sessions import records, store_id
 from superfluid.sessions.activity import Activity
+from superfluid.sessions.compact import Rewrite
 from superfluid.sessions.errors import LogIOError, PurgedSession, SessionError, UnknownSession
 from superfluid.sessions.files import Files, StoreLock
 from superfluid.sessions.http_ids import HttpIds
@@ -94,6 +95,9 @@ class Store:
         self._staged = trio.Event()
         self._closed = False
         self._writing = False
+        self._rewrite: Rewrite | None = None  # a compacted copy that waits to take the log's place
+        self._rewritten = trio.Event()
+        self.buried = trio.Event()  # a session was purged; whoever compacts waits for it and puts a new one
 
     @classmethod
     def open(cls, directory: Path, files: Files | None = None, clock: Callable[[], int] = now_unix_ms) -> "Store":
@@ -327,11 +331,12 @@ class Store:
         task_status.started()
         try:
             while True:
-                if not self._queue:
+                if not self._queue and self._rewrite is None:
                     self._staged = trio.Event()
                     await self._staged.wait()
                 await trio.lowlevel.checkpoint()  # let the other tasks of this step stage theirs too
                 await self._write_behind(limiter)
+                await self._put_rewrite_in_place(limiter)
         finally:
             self._closed = True
             with trio.CancelScope(shield=True):
@@ -388,8 +393,86 @@ class Store:
             for child in self.children(session.id):
                 child.rerooted = True
         session.forget()
+        self.buried.set()
         self._touched.pop(session.id, None)
         self.subscriptions.end(session.id, PURGED)
+
+    # compaction
+
+    def compact(self) -> int:
+        """Write the log anew without what purged sessions left, here and now; the bytes that it lost.
+
+        For callers without a running `run`. Raises LogIOError; the log is as it was then.
+        """
+        self.flush()
+        before = self._wal.length
+        rewrite = Rewrite(self._wal, self._files)
+        if rewrite.copy():
+            rewrite.finish()
+            self._move_to(rewrite)
+        return before - self._wal.length
+
+    async def compact_behind(self) -> int:
+        """The same beside a running `run`: commits go on but for the moment in which the new log takes its place.
+
+        Raises LogIOError; the log is as it was then.
+        """
+        if self._closed or self._wal.failed:
+            return 0
+        rewrite = Rewrite(self._wal, self._files)
+        if not await trio.to_thread.run_sync(rewrite.copy, self._is_closed):
+            return 0
+        if self._closed or self._wal is not rewrite.wal:
+            rewrite.abandon()
+            return 0
+        self._rewrite, self._rewritten = rewrite, trio.Event()
+        self._staged.set()
+        try:
+            await self._rewritten.wait()
+        finally:
+            if self._rewrite is rewrite:
+                self._rewrite = None
+                rewrite.abandon()
+        if rewrite.error is not None:
+            raise rewrite.error
+        return rewrite.saved
+
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    async def _put_rewrite_in_place(self, limiter: trio.CapacityLimiter) -> None:
+        rewrite, self._rewrite = self._rewrite, None
+        if rewrite is None:
+            return
+        if self._wal is not rewrite.wal or self._wal.failed:
+            rewrite.abandon()
+        else:
+            with trio.CancelScope(shield=True):
+                self._writing = True
+                try:
+                    await trio.to_thread.run_sync(rewrite.finish, limiter=limiter)
+                except LogIOError as error:
+                    rewrite.error = error
+                else:
+                    self._move_to(rewrite)
+                self._writing = False
+        self._rewritten.set()
+
+    def _move_to(self, rewrite: Rewrite) -> None:
+        rewrite.settle()
+        sessions = list(self._sessions.values())
+        held = np.frombuffer(b"".join([session.frames.tobytes() for session in sessions]), np.uint64)
+        places, there = rewrite.moved(held)
+        ends = np.cumsum([0, *(len(session.frames) for session in sessions)])
+        bounds = (np.r_[0, np.cumsum(there)][ends] * held.itemsize).tolist()
+        raw = places[there].tobytes()
+        for session, start, end in zip(sessions, bounds, bounds[1:], strict=False):
+            reroot = session.reroot
+            if reroot is not None:
+                place, kept = rewrite.moved(np.array([reroot], np.uint64))
+                reroot = int(place[0]) if kept[0] else None
+            session.relocate(raw[start:end], reroot)
+        self.http.drop(rewrite.purged)
 
     # streams in memory
 

@@ -31,6 +31,7 @@ class Wal:
         self._descriptor = descriptor
         self._uncut = False  # bytes of a failed append may lie past `length`
         self._watermark = -1
+        self._named = True  # the directory's entry for this file is on disk
 
     @classmethod
     def open(cls, path: Path, files: Files | None = None) -> tuple["Wal", Index]:
@@ -104,6 +105,9 @@ class Wal:
         try:
             if self._uncut:
                 self._cut_back()
+            if not self._named:
+                self._files.sync_directory(self.path.parent)
+                self._named = True
             self._uncut = True
             self._files.write_whole(self._descriptor, data, self.length)
         except OSError as error:
@@ -120,6 +124,8 @@ class Wal:
         self._mark_synced()
 
     def _mark_synced(self) -> None:
+        if self._watermark < 0:
+            return
         try:
             self._files.write_whole(self._watermark, self.length.to_bytes(8, "little"), 0)
         except OSError as error:  # behind the truth is safe, and the next sync tries again
@@ -157,6 +163,31 @@ class Wal:
         if len(held) < HEADER.size or len(held) < min(size, HEADER.size + HEADER.unpack_from(held)[0]):
             raise LogIOError(self.path, f"the log ends before the record at byte {offset} does")
         return held
+
+    def mapped(self) -> mmap.mmap:
+        """What is durable now, to be read whole; it stays valid when the log is closed. Raises OSError."""
+        return mmap.mmap(self._descriptor, self.length, prot=mmap.PROT_READ)
+
+    def raw(self, offset: int, size: int) -> bytes:
+        """Bytes of the file. Raises OSError when there are not as many."""
+        data = self._files.read(self._descriptor, size, offset)
+        if len(data) < size:
+            raise OSError(f"{len(data)} of {size} bytes read at byte {offset}")
+        return data
+
+    def take_over(self, descriptor: int, length: int, named: bool) -> None:
+        """Go on in a file that has taken this one's place; `named`: its place is on disk."""
+        for old in (self._descriptor, self._watermark):
+            if old >= 0:
+                self._files.close(old)
+        self._descriptor, self.length, self._named, self._uncut = descriptor, length, named, False
+        self._watermark = -1
+        try:
+            self._watermark = self._files.open(companion(self.path, "synced"))
+        except OSError as error:
+            logger.warning("%s: %s", companion(self.path, "synced"), error)
+        else:
+            self._mark_synced()
 
     def close(self) -> None:
         """Close the files; the log is as durable as its last append."""

@@ -462,6 +462,16 @@ class SessionMachine(RuleBasedStateMachine):
             one.epoch += 1
             one.add(ev.EpochBump())
 
+    @precondition(lambda self: any(model.purged for model in self.models.values()))
+    @rule(choice=choice)
+    def compact(self, choice: int) -> None:
+        """What live sessions have stays as it is; nothing more is to be had from a second compaction."""
+        kept = {model.id: self.store.session(model.id).events() for model in self.live}
+        self.store.compact()
+        assert {model.id: self.store.session(model.id).events() for model in self.live} == kept
+        assert self.store.compact() == 0
+        self.worked_on = self.pick(choice)
+
     # looking
 
     @invariant()
