@@ -47,16 +47,8 @@ class Connection:
                 await self._unsubscribe(request)
             else:
                 await self._send(await self._answer(request))
-        except (SessionError, StoreError) as error:
-            await self._send(api.ErrResponse(str(error)))
-        except ModelFailed as error:
-            await self._send(api.ErrResponse(f"generation failed: {error}"))
-        except ConversationRefused as error:
-            await self._send(api.ErrResponse(f"protocol: {error}"))
         except Exception as error:  # one request's bug is not every client's end
-            name = type(request).variant_name
-            log.exception("%s failed", name)
-            await self._send(api.ErrResponse(f"internal error in {name}: {type(error).__name__}: {error}"))
+            await self._send(api.ErrResponse(refusal(type(request).variant_name, error)))
 
     async def _answer(self, request: api.Request) -> api.Response:
         sessions = self._sessions
@@ -110,6 +102,8 @@ class Connection:
                 return api.CommittedResponse(await sessions.append_block(session, role, kind, payload))
             case api.PinRequest(session, ttl_ms):
                 return api.PinnedResponse(await sessions.pin(session, ttl_ms))
+            case api.PurgeRequest(session, expected, mode):
+                return api.PurgedResponse(await sessions.purge(session, expected, mode))
             case api.SetBackgroundRateRequest(divisor):
                 self._daemon.default.scheduler.set_background_rate(divisor)
                 return api.AckResponse()
@@ -138,7 +132,7 @@ class Connection:
                     for event in item.events:
                         await self._send(api.DeltaResponse(event))
                 elif isinstance(item, Ended):
-                    await self._send(_ended(item, events))
+                    await self._send(ended(item, events))
 
     async def _subscribe(self, request: api.SubscribeRequest) -> None:
         number, subscription = self._sessions.subscribe(request.session, request.cursor, request.provisional)
@@ -169,7 +163,20 @@ class Connection:
         await self._send(api.UnsubscribedResponse())
 
 
-def _ended(end: Ended, events: list[Event]) -> api.Response:
+def refusal(name: str, error: Exception) -> str:
+    """What a client is told of what went wrong in its request of that name; what was not foreseen is logged."""
+    if isinstance(error, SessionError | StoreError):
+        return str(error)
+    if isinstance(error, ModelFailed):
+        return f"generation failed: {error}"
+    if isinstance(error, ConversationRefused):
+        return f"protocol: {error}"
+    log.error("%s failed", name, exc_info=error)
+    return f"internal error in {name}: {type(error).__name__}: {error}"
+
+
+def ended(end: Ended, events: list[Event]) -> api.Response:
+    """The last answer of a Generate whose events these are."""
     if end.reason is not None:
         told = end.error_code == Failure.LOG or end.reason.startswith("generation failed")
         return api.ErrResponse(end.reason if told else f"generation failed: {end.reason}")

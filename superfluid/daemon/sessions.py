@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from superfluid.codec.blocks import UnknownBlockKind, block_text
 from superfluid.codec.dialects.dialect import NoChatDialect
+from superfluid.daemon.purging import Purges
 from superfluid.link import events as ev, session_api as api
 from superfluid.link.linkw import SamplingParams
 from superfluid.scheduler.admission import ContextExceeded
@@ -47,6 +48,7 @@ class Sessions:
         self._tools: dict[int, list[dict[str, Any]]] = {}  # of AppendSystem; the log keeps only their tokens
         self._previews: dict[int, tuple[int, Callable[[], None]]] = {}
         self._subscription_ids = itertools.count(1)
+        self.purges = Purges(self._store, model.scheduler, model.keeper, self._busy.starting, self._forget)
 
     # ---- making and reading sessions
 
@@ -270,21 +272,28 @@ class Sessions:
     async def append_tool_outcome(self, session: int, call: int, outcome: int, note: str) -> ev.Event:
         return await self._commit(lambda: rules.tool_outcome(self._store, session, call, outcome, note))
 
+    async def purge(self, session: int, expected: int, mode: ev.Descendants) -> list[int]:
+        """End a session, and with Cascade its descendants; the sessions that ended, itself the last."""
+        return await self.purges.purge(session, expected, mode)
+
+    def _forget(self, session: int) -> None:
+        self._tools.pop(session, None)
+
     # ---- generating
 
-    async def generate(self, session: int, max_tokens: int) -> Generation:
+    async def generate(self, session: int, max_tokens: int, provisional: bool = False) -> Generation:
         """Check, commit what starts the turn, and queue it. Raises SessionError, ModelFailed, LogIOError."""
         await self._model.ensure_serving()
         prologue = rules.begin_generation(
             self._store, session, max_tokens, self._model.window, self._codec, self._codec.fingerprint(), now_unix_ms()
         )
         if max_tokens == 0:
-            return self._submit(self._store.session(session), max_tokens, [])
+            return self._submit(self._store.session(session), max_tokens, [], provisional)
         starting = self._busy.starting
         starting[session] = False
         try:
             await self._store.commit(prologue.records)  # with none: waits for what is staged ahead of it
-            generation = self._submit(self._store.session(session), max_tokens, prologue.opener)
+            generation = self._submit(self._store.session(session), max_tokens, prologue.opener, provisional)
         except ContextExceeded as error:
             raise errors.StreamTooLong(error.length, error.limit) from None
         finally:
@@ -293,7 +302,7 @@ class Sessions:
             generation.cancel()
         return generation
 
-    def _submit(self, found: Session, max_tokens: int, opener: list[int]) -> Generation:
+    def _submit(self, found: Session, max_tokens: int, opener: list[int], provisional: bool) -> Generation:
         params = found.params
         open_turn = opener or found.turn_tokens().tolist()
         channel = self._codec.start_channel(open_turn) if open_turn else ev.Channel.TEXT
@@ -312,6 +321,7 @@ class Sessions:
             open_call=open_call_text(found) if channel == ev.Channel.TOOL_CALL and not opener else "",
             batch_invariant=found.batch_invariant,
             tools=self._tools.get(found.id, []),
+            want_provisional=provisional,
             turn_point=found.n_tokens - len(opener) if opener else None,
         )
         return self._model.submit(job)

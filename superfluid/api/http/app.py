@@ -80,7 +80,7 @@ def make_app(access: Access, is_draining: Callable[[], bool]) -> QuartTrio:
     return app
 
 
-async def read_body() -> bytes:
+async def read_body(most: int | None = None) -> bytes:
     """The request's body. Raises ApiError 408 when it brings nothing for a while, 413 when it is too large."""
     parts: list[bytes] = []
     size = 0
@@ -96,6 +96,6 @@ async def read_body() -> bytes:
                 408, f"the request's body brought nothing for {SLOW_BODY:g} s", headers={"Connection": "close"}
             )
         size += len(part)
-        if size > MAX_BODY:
+        if size > (MAX_BODY if most is None else most):
             raise ApiError(413, "Request body too large", code="payload_too_large")
         parts.append(part)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import socket
 import stat
 import sys
@@ -10,8 +11,13 @@ from functools import partial
 from typing import Any
 
 import hypercorn.config
-import hypercorn.trio
 import trio
+from hypercorn.events import Event, Updated
+from hypercorn.trio.lifespan import Lifespan
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import wrap_app
 
 IDLE = 30.0  # seconds for a request's head, and for an idle kept-alive connection
 UNREAD = 60.0  # seconds a client may take no byte of its answer
@@ -67,6 +73,16 @@ class Listener:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
+    def gone(self, peer: tuple[str, int]) -> bool:
+        """Whether the client of that address has ended its connection, also when nobody reads it."""
+        ended = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+        for connection in self._connections():
+            if connection.getpeername()[:2] == peer[:2]:
+                poll = select.poll()
+                poll.register(connection, ended)
+                return any(state & ended for _, state in poll.poll(0))
+        return True
+
     def _connections(self) -> Iterator[socket.socket]:
         for name in os.listdir(DESCRIPTORS):
             try:
@@ -80,13 +96,11 @@ class Listener:
                 continue
 
 
-def server_config(listener: Listener) -> hypercorn.config.Config:
+def server_config() -> hypercorn.config.Config:
     """Hypercorn's settings. A running response has no limit: `read_timeout` would cut a stream, so it stays unset."""
     config = hypercorn.config.Config()
-    config.bind = [f"fd://{listener.descriptor}"]
     config.keep_alive_timeout = IDLE
     config.keep_alive_max_requests = sys.maxsize
-    config.graceful_timeout = GRACE
     config.h11_max_incomplete_size = MOST_HEAD
     config.accesslog = None
     config.errorlog = None
@@ -94,17 +108,53 @@ def server_config(listener: Listener) -> hypercorn.config.Config:
     return config
 
 
+class Connection(TCPServer):  # type: ignore[misc]
+    """A connection that ends when its client has left.
+
+    Once the client's end of stream was read, the server would still wait out its idle timer before it closes: with
+    clients that make a connection per request, descriptors would run out.
+    """
+
+    _left = False
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        self._left = True
+        await self.idle_task.stop()
+
+    async def protocol_send(self, event: Event) -> None:
+        if self._left and isinstance(event, Updated):
+            return  # the timer is for the next request, which will not come
+        await super().protocol_send(event)
+
+
 async def serve(
     app: Any,
     listener: Listener,
     shutdown: trio.Event,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    config: hypercorn.config.Config | None = None,
 ) -> None:
     """Answer requests on `listener` until `shutdown`; connections that are idle then are closed."""
-
-    async with trio.open_nursery() as nursery:
-        await nursery.start(
-            partial(hypercorn.trio.serve, app, server_config(listener), shutdown_trigger=shutdown.wait, mode="asgi")
-        )
-        os.set_inheritable(listener.descriptor, False)  # the server made it inheritable: no worker may keep the port
-        task_status.started()
+    config = config or server_config()
+    wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")
+    state: dict[str, Any] = {}
+    lifespan = Lifespan(wrapped, config, state)
+    context = WorkerContext(None)
+    accepting = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=listener.descriptor)))
+    connection = partial(Connection, wrapped, config, context, ConnectionState(state))
+    async with trio.open_nursery() as whole:
+        await whole.start(lifespan.handle_lifespan)
+        await lifespan.wait_for_startup()
+        async with trio.open_nursery() as connections:
+            async with trio.open_nursery() as accept:
+                accept.start_soon(
+                    partial(trio.serve_listeners, connection, [accepting], handler_nursery=connections), name="accept"
+                )
+                task_status.started()
+                await shutdown.wait()
+                accept.cancel_scope.cancel()
+            await context.terminated.set()
+            connections.cancel_scope.deadline = trio.current_time() + GRACE
+        await lifespan.wait_for_shutdown()
+        whole.cancel_scope.cancel()
