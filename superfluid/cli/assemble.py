@@ -44,6 +44,7 @@ def make_daemon(options: ServeOptions, chosen: Sequence[Chosen], home: Path, ses
             starvation_ticks=options.starvation_ticks,
             class_lanes=parse_class_lanes(options.class_lanes, options.max_batch),
             keep=keep_settings(options),
+            sessions_ttl=options.sessions_ttl,
             in_process=choose_in_process(options, chosen),
         )
         model = Model(config, metrics.model(one.name))
@@ -58,7 +59,7 @@ def keep_settings(options: ServeOptions) -> KeepSettings:
     park = ParkMode.WITHIN_BUDGET
     if options.park or options.park_lossy:
         park = ParkMode.ALWAYS
-    elif options.park is False:
+    elif options.park is False or options.sessions_cache:
         park = ParkMode.NEVER
     return KeepSettings(
         park, options.park_lossy, int(options.park_budget_gb * GIGABYTE), int(options.cache_disk_gb * GIGABYTE)

@@ -24,6 +24,8 @@ from superfluid.llama.demo import DemoError, demo_model
 from superfluid.llama.search import LIBRARY_VARIABLE, home_directory
 from superfluid.observe.log import LogFilter
 from superfluid.scheduler.classes import parse_class, parse_class_lanes
+from superfluid.sessions.errors import StoreError
+from superfluid.sessions.shelve import shelve
 
 MAX_SOCKET_PATH = 108 if sys.platform == "linux" else 104  # bytes of a socket address, its NUL included
 LEAST_PREFILL = 64  # a smaller --prefill-budget would not fill a step
@@ -75,13 +77,16 @@ def start(options: ServeOptions) -> int:
             redirect_stderr(options.log_file)
         with ServeLock(sessions):
             make_private(home)
+            if options.sessions_cache:
+                for log in shelve(sessions):
+                    say(f"the log of the last run is kept as {log}")
             from superfluid.cli.assemble import make_daemon
             from superfluid.cli.serving import run
 
             return run(options, make_daemon(options, chosen, home, sessions), socket_path)
     except RuntimeUnusable as error:
         raise CommandError(str(error), error.exit_code) from None
-    except (ServeLocked, OSError) as error:
+    except (ServeLocked, StoreError, OSError) as error:
         raise CommandError(str(error), 1) from None
 
 
@@ -114,6 +119,8 @@ def check_contradictions(options: ServeOptions) -> None:
         raise CommandError("--park-lossy contradicts --no-park", 2)
     if options.park_lossy and options.kv_bits not in ("0", "16"):
         raise CommandError(f"--park-lossy needs --kv-bits 16, got {options.kv_bits}", 2)
+    if options.sessions_cache and (options.park or options.park_lossy):
+        raise CommandError("--sessions-cache contradicts --park and --park-lossy: its sessions end with the server", 2)
     check_names(options)
     try:
         LogFilter.parse(options.log_filter)

@@ -139,6 +139,20 @@ FLAGS: list[click.Parameter] = [
     ),
     # Sessions
     Option(
+        ["--sessions-ttl"],
+        group="Sessions",
+        type=Number(0, whole=False),
+        default=0.0,
+        metavar="SEC",
+        help="Purge sessions of HTTP requests that nothing touched for so long; 0 keeps them.",
+    ),
+    Option(
+        ["--sessions-cache"],
+        group="Sessions",
+        is_flag=True,
+        help="Start with fresh logs; those of the last run are renamed to wal.log.prev.",
+    ),
+    Option(
         ["--park/--no-park"],
         group="Sessions",
         default=None,

@@ -43,6 +43,8 @@ class ServeOptions:
     top_k: int | None
     min_p: float | None
     repeat_penalty: float | None
+    sessions_ttl: float
+    sessions_cache: bool
     park: bool | None
     park_lossy: bool
     park_budget_gb: float

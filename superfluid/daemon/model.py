@@ -66,6 +66,7 @@ class ModelConfig:
     starvation_ticks: int = 8
     class_lanes: dict[Class, int] = attrs.Factory(dict)
     keep: KeepSettings = attrs.Factory(KeepSettings)
+    sessions_ttl: float = 0.0
     in_process: ServeInProcess | None = None
 
 
@@ -165,6 +166,11 @@ class Model:
         config = SchedulerConfig(self.config.max_batch, self.config.class_lanes, self._settings())
         self.scheduler = Scheduler(self.store, self.codec, config, self.metrics, self.name, self.keeper)
         self.sessions = Sessions(self)
+        purges = self.sessions.purges
+        purges.remove_leftovers()
+        nursery.start_soon(purges.erase, name=f"compaction:{self.name}")
+        if self.config.sessions_ttl:
+            nursery.start_soon(purges.purge_untouched, self.config.sessions_ttl, name=f"retention:{self.name}")
         self.grammars = Grammars(self.scheduler, self.ensure_serving)
         self._ready.set()
 

@@ -156,6 +156,8 @@ class Keeper:
     def purged(self, session: int) -> None:
         """A session is no more."""
         self.parks.remove(session)
+        if not self._parking:  # what it left with parking on was not read
+            self._writer.add(f"removing the park of session {session}", partial(self.parks.artifacts.remove, session))
 
     # ---- lanes that finish
 

@@ -80,6 +80,7 @@ class Scheduler:
             keeper.attach(self.rates, lambda: self._wake.set())
         self._idle = trio.Event()
         self._idle.set()
+        self._quiet: dict[int, trio.Event] = {}  # of sessions whose generation's end is waited for
         self._orders = 0
         self._tags = 0
         self._plan_seq = 0
@@ -188,6 +189,11 @@ class Scheduler:
     async def wait_idle(self) -> None:
         """Return once no generation is queued or running."""
         await self._idle.wait()
+
+    async def wait_quiet(self, session: int) -> None:
+        """Return once no generation is queued or runs on the session; its last events are durable then."""
+        while session in self._busy:
+            await self._quiet.setdefault(session, trio.Event()).wait()
 
     # ---- the loop
 
@@ -636,5 +642,7 @@ class Scheduler:
         session = ticket.job.session
         if session is not None and self._busy.get(session) is ticket:
             del self._busy[session]
+            if session in self._quiet:
+                self._quiet.pop(session).set()
         if not self._tickets:
             self._idle.set()

@@ -55,6 +55,7 @@ def create(store: Store, parent: int | None, params: ev.GenParams) -> tuple[int,
     """A new session; a parent is a link in the tree only, and must be live."""
     if parent is not None:
         store.session(parent)
+        store.activity.check_not_purging(parent)
     session = store.new_session()
     return session, [(session, ev.Created(parent, params))]
 
