@@ -1,4 +1,4 @@
-"""A Python client of the session API. `Client` blocks; `AsyncClient` is for trio.
+"""A Python client of the session API. `Client` blocks, `WebClient` too, over `--web`; `AsyncClient` is for trio.
 
 with Client() as client:
     session = client.session(system="You are brief.")
@@ -18,6 +18,7 @@ from superfluid.client.errors import (
     UnexpectedReply,
 )
 from superfluid.client.turns import ChatMessage, Chunk, Reply, ToolCall
+from superfluid.client.web import WebClient
 from superfluid.link.events import Descendants, Drop, Event, Finish, GenParams as Sampling, Replace
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Throttled",
     "ToolCall",
     "UnexpectedReply",
+    "WebClient",
     "default_socket",
 ]
 

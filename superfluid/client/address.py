@@ -9,11 +9,16 @@ MAX_SOCKET_PATH = 108 if sys.platform == "linux" else 104  # bytes of a socket a
 HOME_VARIABLE = "SUPERFLUID_HOME"
 
 
-def default_socket() -> Path:
-    """`$SUPERFLUID_HOME/superfluid.sock` (`~/.superfluid` without the variable), or a place with a shorter path."""
+def default_home() -> Path:
+    """`$SUPERFLUID_HOME`, or `~/.superfluid`."""
     named = os.environ.get(HOME_VARIABLE)
     user = os.path.expanduser("~")
-    home = Path(named) if named else Path(user if os.path.isabs(user) else "/") / ".superfluid"
+    return Path(named) if named else Path(user if os.path.isabs(user) else "/") / ".superfluid"
+
+
+def default_socket() -> Path:
+    """`superfluid.sock` in the home, or a place with a shorter path."""
+    home = default_home()
     name = f"superfluid-{os.getuid()}.sock"
     for path in (home / "superfluid.sock", Path(tempfile.gettempdir()) / name):
         if len(os.fsencode(path)) < MAX_SOCKET_PATH:
