@@ -100,6 +100,12 @@ class Connection:
                 return api.CommittedResponse(await sessions.append_tool_outcome(session, call_id, outcome, note))
             case api.AppendBlockRequest(session, role, kind, payload):
                 return api.CommittedResponse(await sessions.append_block(session, role, kind, payload))
+            case api.PutMediaRequest(data):
+                return api.MediaResponse(await sessions.put_media(data))
+            case api.AppendImageRequest(session, role, blob, pre_text, post_text):
+                return api.CommittedResponse(await sessions.append_image(session, role, blob, pre_text, post_text))
+            case api.GcMediaRequest():
+                return api.GcResponse(*await sessions.collect_media())
             case api.PinRequest(session, ttl_ms):
                 return api.PinnedResponse(await sessions.pin(session, ttl_ms))
             case api.PurgeRequest(session, expected, mode):

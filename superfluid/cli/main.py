@@ -13,8 +13,10 @@ from superfluid.cli.stop_signals import StoppedBeforeReady, stop_signals
 COMMANDS = {
     "serve": "Serve models over HTTP and the session socket",
     "chat": "Chat with a running server in the terminal",
-    "session": "Inspect sessions of a running server",
+    "session": "Inspect sessions of a running server, compact those of a stopped one",
+    "media": "Put media into a running server's pool, or clear it",
     "runtimes": "List the runtimes of this machine, or what serves a model",
+    "runtime": "List the options of a runtime",
     "pull": "Fetch a model without serving it",
     "tasks": "Print the task tree of a running server",
     "bench": "Measure throughput and overhead",

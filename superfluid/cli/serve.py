@@ -5,6 +5,7 @@ import errno
 import importlib
 import os
 import re
+import resource
 import socket
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from superfluid.sessions.shelve import shelve
 MAX_SOCKET_PATH = 108 if sys.platform == "linux" else 104  # bytes of a socket address, its NUL included
 LEAST_PREFILL = 64  # a smaller --prefill-budget would not fill a step
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")  # where --web may listen
+DESCRIPTORS = 1 << 16  # asked for; many systems give a process 1024
 OWNER_ALONE = 0o077  # whatever the server makes is for its owner
 
 
@@ -51,6 +53,7 @@ command = ServeCommand("serve", params=FLAGS, callback=run_serve, help=run_serve
 def start(options: ServeOptions) -> int:
     """Check everything that can be checked, then serve; the exit code. Raises CommandError."""
     os.umask(OWNER_ALONE)
+    raise_descriptor_limit()
     home = home_directory()
     named = options.models or ("demo",)
     check_contradictions(options)
@@ -90,6 +93,15 @@ def start(options: ServeOptions) -> int:
         raise CommandError(str(error), 1) from None
 
 
+def raise_descriptor_limit() -> None:
+    """Every connection takes a descriptor, and one that its client closed holds it for a while."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def import_server() -> None:
     """Import the modules of a running server, which take a while."""
     with contextlib.suppress(Exception):  # whoever needs them is told
@@ -103,6 +115,8 @@ def import_server() -> None:
 def check_contradictions(options: ServeOptions) -> None:
     if options.no_http and (options.http or options.host or options.port is not None):
         raise CommandError("--no-http contradicts --http, --host and --port", 2)
+    if options.api_key is not None and not options.api_key.strip():
+        raise CommandError("--api-key is blank (an unset variable?): leave the flag out, or give a key", 2)
     if options.http is not None:
         host, _, port = options.http.rpartition(":")
         if not host or not re.fullmatch(r"\d{1,5}", port) or int(port) > 65535:
@@ -169,7 +183,9 @@ def check_port(flag: str, host: str, port: int) -> None:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         taken = " (another process listens there)" if error.errno == errno.EADDRINUSE else ""
-        raise CommandError(f"{flag} {host}:{port}: {error.strerror or error}{taken}", 1) from None
+        raise CommandError(
+            f"{flag} {host}:{port}: {os.strerror(error.errno) if error.errno else error}{taken}", 1
+        ) from None
 
 
 def check_classes(options: ServeOptions) -> None:

@@ -13,9 +13,13 @@ import click
 from superfluid import __version__
 from superfluid.cli.command import HELP_FLAGS, Choice, CommandError, Option, Program, say
 from superfluid.cli.session_socket import SessionId, reached, socket_option
+from superfluid.daemon.start import ServeLock, ServeLocked
 from superfluid.link import postcard
 from superfluid.link.events import Event, Finish
 from superfluid.link.session_api import Inspection, Parked
+from superfluid.llama.search import home_directory
+from superfluid.sessions.compact import compact_sessions
+from superfluid.sessions.errors import StoreError
 from superfluid.sessions.export import json_lines
 from superfluid.sessions.otlp import trace_request
 
@@ -26,7 +30,7 @@ PRIVATE = 0o600
 
 @click.group("session", cls=Program, context_settings=HELP_FLAGS)
 def command() -> None:
-    """Look at the sessions of a running server."""
+    """Look at the sessions of a running server; compact those of a stopped one."""
 
 
 @command.command("inspect", context_settings=HELP_FLAGS)
@@ -41,6 +45,24 @@ def inspect(session: int, as_json: bool, socket: Path | None) -> None:
         click.echo(json.dumps(postcard.to_json(inspection), indent=2, ensure_ascii=False))
     else:
         click.echo("\n".join([*summary(inspection), *map(event_line, inspection.events)]))
+
+
+@command.command("compact", context_settings=HELP_FLAGS)
+@click.option(
+    "--sessions", type=click.Path(path_type=Path), cls=Option, group="Sessions", metavar="DIR",
+    help="Where sessions are kept (<home>/sessions).",
+)  # fmt: skip
+def compact(sessions: Path | None) -> None:
+    """Erase what purged sessions left in the logs of a stopped server."""
+    directory = home_directory() / "sessions" if sessions is None else sessions
+    if not directory.is_dir():
+        raise CommandError(f"--sessions {directory}: there is no such directory")
+    try:
+        with ServeLock(directory):
+            for done in compact_sessions(directory):
+                click.echo(f"{done.path}: {done.before} bytes, {done.before - done.after} of them erased")
+    except (ServeLocked, StoreError) as error:
+        raise CommandError(str(error)) from None
 
 
 @command.command("export", context_settings=HELP_FLAGS)

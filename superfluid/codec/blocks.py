@@ -3,6 +3,8 @@
 import json
 from collections.abc import Mapping
 
+from superfluid.codec.json_text import read_json
+
 VISIBILITY_VERSION = 2
 MAX_SHOWN = 16 << 10  # bytes of a diff or an artifact that enter the prompt
 TRUNCATED = "\n…[truncated]"
@@ -18,7 +20,7 @@ class UnknownBlockKind(ValueError):
 def block_text(kind: int, payload: str) -> str:
     """A block as a message's text; empty for kinds that the model does not see. Raises UnknownBlockKind."""
     try:
-        value = json.loads(payload)
+        value = read_json(payload)
     except ValueError:
         value = None
     fields = value if isinstance(value, Mapping) else {}

@@ -101,7 +101,7 @@ class Encoder:
         if not isinstance(cuts, Cuts):
             cuts = Cuts.learn(self._encode_plain, self.table, self.specials)
         words = WordEncoder(self._encode_plain, cuts, self.table)
-        self._segments = SegmentEncoder(words.encode, self.marker_pattern, self.specials)
+        self._segments = SegmentEncoder(words, self.marker_pattern, self.specials)
         self.bos_text = self.special_texts.get(bos, "") if bos is not None else ""
 
     def with_markers(self, markers: Iterable[str]) -> "Encoder":

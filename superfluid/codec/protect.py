@@ -8,6 +8,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from string import ascii_uppercase
 
 import attrs
 
@@ -25,10 +27,7 @@ class StandIns:
     """Numbered words that no text of the request holds, and what each stands for."""
 
     def __init__(self, encoder: Encoder, texts: Iterable[str]) -> None:
-        held = "\0".join(texts).upper()
-        self.word = WORD
-        while self.word in held:
-            self.word += "Q"
+        self.word = unused_word("\0".join(texts).upper())
         self._markers = encoder.marker_pattern
         self.texts: list[str] = []
         self._numbers: dict[str, int] = {}  # equal texts share a stand-in: templates compare messages
@@ -108,6 +107,15 @@ class StandIns:
         """The pieces of a render whose stand-ins are put back as content."""
         parts = self.split(stood)
         return [content(self.texts[int(part)]) if i % 2 else framing(part) for i, part in enumerate(parts)]
+
+
+def unused_word(held: str) -> str:
+    """A word of capitals that a text does not hold, in time linear in the text whatever it holds."""
+    if WORD not in held:
+        return WORD
+    taken = {match[1] for match in re.finditer(f"(?={WORD}([A-Z]{{6}}))", held)}
+    names = ("".join(letters) for letters in product(ascii_uppercase, repeat=6))
+    return WORD + next(name for name in names if name not in taken)
 
 
 def common_prefix(one: str, other: str) -> int:

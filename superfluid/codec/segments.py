@@ -6,8 +6,11 @@ A conversation grows by a turn at a time and is encoded whole for every request,
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from threading import Lock
+
+from superfluid.codec.words import WordEncoder
 
 REMEMBERED = 4 << 20  # bytes of text and ids that are kept
 LONGEST = 1 << 16  # characters: a longer segment is a document, which rarely comes back
@@ -46,16 +49,14 @@ def _cost(text: str, ids: "array[int]") -> int:
 
 
 class SegmentEncoder:
-    """Encodes framing text through the cache. `encode_plain` gives a text's ids without a BOS.
+    """Encodes framing text through the cache. `words` encodes texts without a BOS.
 
     A marker cuts a text only when it is found to stand alone: no other special string overlaps it, and what stands
     beside it encodes as it does by itself (some vocabularies have markers that swallow white space).
     """
 
-    def __init__(
-        self, encode_plain: Callable[[str], list[int]], markers: re.Pattern[str], specials: Mapping[str, int]
-    ) -> None:
-        self._encode_plain = encode_plain
+    def __init__(self, words: WordEncoder, markers: re.Pattern[str], specials: Mapping[str, int]) -> None:
+        self._words = words
         self._markers = markers
         self._specials = specials
         self._stands_alone: dict[str, bool] = {}
@@ -63,7 +64,8 @@ class SegmentEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a whole framing text, without a BOS."""
-        out: list[int] = []
+        segments: list[str] = []
+        markers: list[int] = []  # behind each segment but the last
         at = 0
         for match in self._markers.finditer(text):
             marker = match[0]
@@ -71,27 +73,41 @@ class SegmentEncoder:
             if alone is None:
                 alone = self._stands_alone[marker] = self._is_alone(marker)
             if alone:
-                out.extend(self.segment(text[at : match.start()]))
-                out.append(self._specials[marker])
+                segments.append(text[at : match.start()])
+                markers.append(self._specials[marker])
                 at = match.end()
-        out.extend(self.segment(text[at:]))
+        segments.append(text[at:])
+        out: list[int] = []
+        for ids, marker_id in zip_longest(self._encoded(segments), markers):
+            out.extend(ids)
+            if marker_id is not None:
+                out.append(marker_id)
         return out
 
-    def segment(self, text: str) -> "array[int] | list[int]":
+    def segment(self, text: str) -> Sequence[int]:
         """Ids of a text that no marker cuts."""
-        if not text:
-            return []
-        ids = self._cache.get(text)
-        if ids is None:
-            ids = array("I", self._encode_plain(text))
-            self._cache.put(text, ids)
-        return ids
+        return next(self._encoded([text]))
+
+    def _encoded(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+        """Ids of each text."""
+        found: dict[str, Sequence[int]] = {"": ()}
+        missing: list[str] = []
+        for text in dict.fromkeys(texts):
+            ids = self._cache.get(text) if text else ()
+            if ids is None:
+                missing.append(text)
+            else:
+                found[text] = ids
+        for text, made in zip(missing, self._words.encode_all(missing), strict=True):
+            found[text] = packed = array("I", made)
+            self._cache.put(text, packed)
+        return map(found.__getitem__, texts)
 
     def _is_alone(self, marker: str) -> bool:
         for other in self._specials:
             if other != marker and (marker in other or other in marker or _overlap(marker, other)):
                 return False
-        plain = self._encode_plain
+        plain = self._words.encode
         return all(
             plain(before + marker + after) == [*plain(before), self._specials[marker], *plain(after)]
             for before, after in (("a \n", " \nb"), ("a", "b"), ("a\n\n", "\n\nb"), ("a ", " b"))

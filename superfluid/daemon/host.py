@@ -25,7 +25,7 @@ FIRST_FREE = 16  # socket ends are moved to this number or above, out of the way
 LAST_WORDS = 3  # lines of stderr that an error quotes
 KEPT_LINES = 40  # lines of stderr kept for last words
 SOCKET_BUFFER = 1 << 20  # asked of the link, so that a daemon busy for a moment holds no tick
-END_GRACE = 5.0  # seconds a worker has to end by itself when its link closes, before SIGKILL
+END_GRACE = 2.0  # seconds a worker has to end by itself when its link closes, before SIGKILL
 
 CREDENTIAL_ENDINGS = (
     "TOKEN", "SECRET", "SECRET_KEY", "PASSWORD", "PASSWD", "API_KEY", "APIKEY", "ACCESS_KEY", "PRIVATE_KEY",
@@ -238,8 +238,11 @@ def _write_stderr(data: bytes) -> None:
 
 
 def module_command(module: str) -> list[str]:
-    """A command that runs a module of this package with this interpreter."""
-    return [sys.executable, "-m", module]
+    """A command that runs a module of this package with this interpreter.
+
+    `-P`: not with what lies in the working directory, which may be anybody's, or a checkout that is not built.
+    """
+    return [sys.executable, "-P", "-m", module]
 
 
 def executable(path: Path) -> bool:

@@ -297,7 +297,7 @@ class RuntimeCatalog:
         """A runtime id for an id or alias, `@install` kept. Raises RuntimeUnusable (2) for what is neither."""
         identity, at, install = name.partition("@")
         if not RUNTIME_ID.match(identity) or (at and (not INSTALL_NAME.match(install) or install.startswith("-"))):
-            raise RuntimeUnusable(f"--runtime expects a runtime id, got {name!r}", 2)
+            raise RuntimeUnusable(f"{name!r} is no runtime id", 2)
         known = self.ids()
         if identity in known:
             return name
@@ -307,9 +307,7 @@ class RuntimeCatalog:
                     return candidate + at + install
             except RuntimeUnusable:
                 continue
-        raise RuntimeUnusable(
-            f"--runtime {name}: there is no such runtime here (runtimes here: {', '.join(known) or 'none'})", 2
-        )
+        raise RuntimeUnusable(f"{name}: there is no such runtime here (runtimes here: {', '.join(known) or 'none'})", 2)
 
     def pick(self, path: Path, asked: str | None = None) -> Runtime:
         """The runtime that serves `path`, and what it says of it: the one asked for, else the first that reads it.

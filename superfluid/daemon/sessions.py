@@ -1,13 +1,14 @@
 """Sessions of one model, as every API sees them: the rules of the store, the codec's tokens, the scheduler's lanes."""
 
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from superfluid.codec.blocks import UnknownBlockKind, block_text
 from superfluid.codec.dialects.dialect import NoChatDialect
+from superfluid.codec.json_text import read_json
+from superfluid.daemon.media import MediaPool
 from superfluid.daemon.purging import Purges
 from superfluid.link import events as ev, session_api as api
 from superfluid.link.linkw import SamplingParams
@@ -21,6 +22,9 @@ from superfluid.sessions.subscriptions import Subscription
 
 if TYPE_CHECKING:
     from superfluid.daemon.model import Model
+
+R = TypeVar("R")
+T = TypeVar("T")
 
 PER_MESSAGE = frozenset({"chatml", "raw"})  # dialects whose turns do not depend on what came before them
 
@@ -48,6 +52,7 @@ class Sessions:
         self._tools: dict[int, list[dict[str, Any]]] = {}  # of AppendSystem; the log keeps only their tokens
         self._previews: dict[int, tuple[int, Callable[[], None]]] = {}
         self._subscription_ids = itertools.count(1)
+        self._media = MediaPool(self._store.directory)
         self.purges = Purges(self._store, model.scheduler, model.keeper, self._busy.starting, self._forget)
 
     # ---- making and reading sessions
@@ -202,6 +207,34 @@ class Sessions:
             lambda turn: rules.append_block(
                 self._store, session, role, kind, payload, turn, Leading(self._codec.prologue(role), self._codec)
             ),
+        )
+
+    async def put_media(self, data: bytes) -> str:
+        """Store a blob in the media pool; its SHA-256 in hex."""
+        return await self._in_pool(self._media.put, data)
+
+    async def collect_media(self) -> tuple[int, int]:
+        """Delete the blobs that no image block of a live session names; how many stayed, and how many went."""
+        return await self._in_pool(self._media.collect, await self._store.named_blobs())
+
+    async def _in_pool(self, function: Callable[[T], R], argument: T) -> R:
+        try:
+            return await self._model.in_thread(function, argument)
+        except OSError as error:
+            raise errors.LogIOError(self._media.directory, str(error)) from error
+
+    async def append_image(self, session: int, role: int, blob: str, pre_text: str, post_text: str) -> ev.Event:
+        """An image as a turn. No runtime takes one yet: refused in the model's words when all else is right."""
+        self._store.activity.check_quiet(session)
+        self._store.session(session)
+        if role not in rules.CHAT_ROLES:
+            raise errors.UnknownRole(role)
+        if self._media.path(blob) is None:
+            raise errors.UnknownMedia(blob)
+        said = self._model.record.get("modalities", {}).get("image_encode")
+        reason = said if isinstance(said, str) else "media reach no model yet"
+        raise errors.ProtocolMisuse(
+            f"model '{self._model.name}' on runtime {self._model.runtime_id} does not accept images: {reason}"
         )
 
     async def append_tool_result(self, session: int, call: int, content: str) -> ev.Event:
@@ -402,7 +435,7 @@ def open_call_text(session: Session) -> str:
 def read_tool(index: int, text: str) -> dict[str, Any]:
     """A tool of AppendSystem, in any of its shapes, as {"type": "function", "function": {...}}. Raises InvalidTool."""
     try:
-        tool = json.loads(text)
+        tool = read_json(text)
     except ValueError as error:
         raise errors.InvalidTool(index, f"not JSON: {error}") from None
     if not isinstance(tool, dict):

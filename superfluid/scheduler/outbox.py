@@ -10,6 +10,7 @@ import trio
 from superfluid.link.events import Body, Event, Finish
 from superfluid.scheduler.generation import Ended, Failure, TokenLogprob
 from superfluid.scheduler.lanes import Ticket, raw_events
+from superfluid.sessions.errors import LogClosed, LogIOError
 
 MOST_UNSYNCED = 64
 """Ticks whose records may wait for their sync before the loop waits too: the log is slow, not broken."""
@@ -176,9 +177,13 @@ class Outbox:
 
 def fail(shares: list[Share], error: Exception) -> None:
     """Mark the tickets of a batch that is not durable: nothing of it is shown, and they end with the log's error."""
+    if isinstance(error, LogClosed):
+        failure = Failure.STOPPED, "generation failed: the server stopped it"
+    else:  # the callers of a request are told why, not where on this machine the log lies
+        failure = Failure.LOG, f"io: {error.why if isinstance(error, LogIOError) else error}"
     for share in shares:
         if share.ticket.failure is None:
-            share.ticket.failure = (Failure.LOG, f"io: {error}")
+            share.ticket.failure = failure
 
 
 def hand_on(shares: list[Share], events: list[Event]) -> None:

@@ -4,6 +4,7 @@ Everything else keeps its bytes and its order. The new log stands beside the old
 rename puts it in its place, so that a crash finds either of them.
 """
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -17,15 +18,17 @@ import numpy.typing as npt
 from superfluid.link import events as ev
 from superfluid.sessions import records
 from superfluid.sessions.errors import LogIOError
-from superfluid.sessions.files import Files
+from superfluid.sessions.files import Files, StoreLock
 from superfluid.sessions.http_ids import HttpIds
 from superfluid.sessions.records import HEADER, Index, Mapped
-from superfluid.sessions.replay import CREATED, FORKED, PURGED, QOS_SET, REBASED
+from superfluid.sessions.replay import CREATED, FORKED, PURGED, QOS_SET, REBASED, REROOTED
 from superfluid.sessions.wal import Wal, companion
 
 logger = logging.getLogger(__name__)
 
 PIECE = 1 << 20  # bytes that are copied at once
+BLOCK = ev.Body.variants.index(ev.Block)
+IMAGE = 7  # the kind of an image block
 NO_PARAMS = ev.GenParams(temperature=0.0, top_p=0.0, min_p=0.0, top_k=0, seed=0)
 
 Offsets = npt.NDArray[np.uint64]
@@ -274,6 +277,31 @@ def _pieces(data: Mapped, start: int, offsets: Offsets, sizes: npt.NDArray[np.ui
     yield b"".join(held)
 
 
+def named_blobs(data: Mapped, version: int) -> set[str]:
+    """The blobs that image blocks of live sessions name, in a log's bytes."""
+    index, _, _ = records.scan(data, len(records.MAGIC) if version > 1 else 0, version)
+    stays = plan(data, index, version).keep
+    found: set[str] = set()
+    for offset in index.offset[stays & np.isin(index.variant, (BLOCK, REROOTED))].tolist():
+        length, _ = HEADER.unpack_from(data, offset)
+        start = offset + HEADER.size
+        body = records.event(bytes(data[start : start + length]), version)[1].body
+        bodies = [inner for _, inner in body.prefix] if isinstance(body, ev.Rerooted) else [body]
+        found.update(blob for one in bodies if isinstance(one, ev.Block) and (blob := _blob(one)))
+    return found
+
+
+def _blob(block: ev.Block) -> str | None:
+    if block.kind != IMAGE:
+        return None
+    try:
+        payload = json.loads(block.payload)
+    except ValueError:
+        return None
+    blob = payload.get("blob") if isinstance(payload, dict) else None
+    return blob if isinstance(blob, str) else None
+
+
 @attrs.frozen
 class Compacted:
     """What a compaction did to one log."""
@@ -286,12 +314,27 @@ class Compacted:
 def compact_closed(directory: Path, files: Files | None = None) -> Compacted | None:
     """Compact the log of a store that no server has open; none when there is no log in `directory`.
 
-    The caller holds the store's lock. Raises LogDamaged and LogIOError.
+    Raises StoreLocked, LogDamaged and LogIOError.
     """
     files = files or Files()
     path = directory / "wal.log"
-    if not path.exists():
+    if not path.exists() or not path.stat().st_size:
         return None
+    lock = StoreLock(path)
+    try:
+        return _compact(directory, path, files)
+    finally:
+        lock.close()
+
+
+def compact_sessions(sessions: Path) -> Iterator[Compacted]:
+    """Compact every log below a sessions directory: the default model's, and those of `models/*`."""
+    for store in (sessions, *sorted((sessions / "models").glob("*"))):
+        if (done := compact_closed(store)) is not None:
+            yield done
+
+
+def _compact(directory: Path, path: Path, files: Files) -> Compacted:
     wal, _ = Wal.open(path, files)
     try:
         before = wal.length

@@ -57,6 +57,15 @@ class LogIOError(StoreError):
         super().__init__(f"io: {path}: {why}")
 
 
+class LogClosed(LogIOError):
+    """The store is closed: the server is stopping."""
+
+    code = "closed"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "the log is closed, the server is stopping")
+
+
 class SessionError(Exception):
     """A session operation that is refused. `records` are to be committed nevertheless: what the attempt leaves."""
 

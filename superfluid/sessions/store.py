@@ -17,8 +17,8 @@ import trio
 from superfluid.link import events as ev
 from superfluid.sessions import records, store_id
 from superfluid.sessions.activity import Activity
-from superfluid.sessions.compact import Rewrite
-from superfluid.sessions.errors import LogIOError, PurgedSession, SessionError, UnknownSession
+from superfluid.sessions.compact import Rewrite, named_blobs
+from superfluid.sessions.errors import LogClosed, LogIOError, PurgedSession, SessionError, UnknownSession
 from superfluid.sessions.files import Files, StoreLock
 from superfluid.sessions.http_ids import HttpIds
 from superfluid.sessions.replay import replay
@@ -223,8 +223,10 @@ class Store:
         An empty batch is done when everything before it is. Nothing here looks at the rules of sessions. Raises
         LogIOError when the log takes no more, UnknownSession and PurgedSession.
         """
-        if self._closed or self._wal.failed:
-            raise LogIOError(self.path, "the log is closed" if self._closed else "a sync of the log failed earlier")
+        if self._closed:
+            raise LogClosed(self.path)
+        if self._wal.failed:
+            raise LogIOError(self.path, "a sync of the log failed earlier")
         now = self._clock()
         version = self._wal.version
         time_ms = now if version > 1 else 0
@@ -411,6 +413,17 @@ class Store:
             rewrite.finish()
             self._move_to(rewrite)
         return before - self._wal.length
+
+    async def named_blobs(self) -> set[str]:
+        """The media blobs that image blocks of live sessions name. Raises LogIOError."""
+        await self.commit([])  # those that are on their way to the log too
+        version = self._wal.version
+        try:
+            data = self._wal.mapped()
+        except (OSError, ValueError) as error:
+            raise LogIOError(self.path, f"the log cannot be read: {error}") from error
+        with data:
+            return await trio.to_thread.run_sync(named_blobs, data, version)
 
     async def compact_behind(self) -> int:
         """The same beside a running `run`: commits go on but for the moment in which the new log takes its place.

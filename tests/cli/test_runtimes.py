@@ -7,7 +7,9 @@ import pytest
 
 from superfluid.cli.runtimes import COLUMNS
 from tests.cli.conftest import RunCommand
-from tests.cli.test_serve_start import REPORT, worker
+from tests.cli.test_serve_start import READY, REPORT, worker
+
+NAMES = ["threads", "base", "repack", "flash", "lib"]
 
 
 def test_the_table(superfluid: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,3 +64,17 @@ def test_a_model_that_nothing_serves(superfluid: RunCommand, tmp_path: Path) -> 
     assert shown.code == 1
     assert "no runtime here reads" in json.loads(shown.out)["serves"]["none"]
     assert superfluid("runtimes", "/not/there").code == 2
+
+
+def test_the_options_of_a_runtime(superfluid: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker(tmp_path, READY, monkeypatch)
+    lines = superfluid("runtime", "options", "other").out.splitlines()
+    assert lines[0].split() == ["OPTION", "TAKES", "DEFAULT"]
+    assert [line.split()[0] for line in lines[1:]] == [f"--other-{name}" for name in NAMES]
+    assert "int, 0 to 512" in lines[1]
+    assert "auto|on" in lines[4]
+    shown = json.loads(superfluid("runtime", "options", "o", "--json").out)
+    assert shown["runtime"] == "other"
+    assert [option["name"] for option in shown["options"]] == NAMES
+    for name, code in (("nope", 2), ("No", 2), ("other@1", 2)):
+        assert superfluid("runtime", "options", name).code == code

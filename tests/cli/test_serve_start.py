@@ -40,11 +40,12 @@ def faults(tmp_path: Path, taken_port: int, tiny_gguf: Path) -> list[Fault]:
     (tmp_path / "file").touch()
     return [
         Fault(2, "serve has no option --max-ctx", ("--max-ctx", "1")),
+        Fault(2, "--api-key is blank", ("--api-key", "")),
         Fault(2, "--max-context expects", ("--max-context", "nope")),
         Fault(2, "--socket: .* does not fit", ("--socket", f"/{'x' * 120}")),
         Fault(1, "another process listens there", ("--http", f"{TAKEN}:{taken_port}")),
         Fault(1, "org/model: no runtime here fetches models by id", model="org/model"),
-        Fault(2, "--runtime nope: there is no such runtime here", ("--runtime", "nope"), "/not/there"),
+        Fault(2, "nope: there is no such runtime here", ("--runtime", "nope"), "/not/there"),
         Fault(2, "/not/there: no such file or directory", model="/not/there"),
         Fault(2, "no runtime here reads .*notes.txt", model=str(text)),
         Fault(2, "--kv-bits 8: ", ("--kv-bits", "8")),
@@ -55,7 +56,7 @@ def faults(tmp_path: Path, taken_port: int, tiny_gguf: Path) -> list[Fault]:
     ]
 
 
-@pytest.mark.parametrize("first", range(13))
+@pytest.mark.parametrize("first", range(14))
 def test_the_order_of_refusals(
     superfluid: RunCommand, faults: list[Fault], tiny_gguf: Path, tmp_path: Path, first: int
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import orjson
 
 from superfluid.api.http.errors import ApiError, invalid, wrong_type
+from superfluid.codec.json_text import NestedTooDeep, check_nesting
 
 T = TypeVar("T")
 U32 = 2**32 - 1
@@ -29,6 +30,10 @@ class Fields:
             members = orjson.loads(body)
         except orjson.JSONDecodeError as error:
             raise ApiError(400, f"invalid request: the body is not JSON: {error}") from None
+        try:
+            check_nesting(members)
+        except NestedTooDeep as error:
+            raise ApiError(400, f"invalid request: {error}") from None
         if not isinstance(members, dict):
             raise ApiError(400, f"invalid request: the body must be a JSON object, got {type(members).__name__}")
         return cls(members)

@@ -135,7 +135,12 @@ def test_any_content_type_is_json(site: Site) -> None:
         assert call(site, "POST", "/v1/tokenize", body, Content_Type=kind).status == 200
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"7", b'{"a":NaN}', b'"\xff"', b'{"model":"\\ud800"}', b"\xff"])
+DEEP = b'{"tools":' * 900 + b"1" + b"}" * 900
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"7", b'{"a":NaN}', b'"\xff"', b'{"model":"\\ud800"}', b"\xff", DEEP, b"[" * 100_000]
+)
 def test_what_is_not_a_json_object(site: Site, body: bytes) -> None:
     status, error = error_of(site, "POST", CHAT, body)
     assert status == 400
