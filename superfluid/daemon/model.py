@@ -170,7 +170,7 @@ class Model:
         purges.remove_leftovers()
         nursery.start_soon(purges.erase, name=f"compaction:{self.name}")
         if self.config.sessions_ttl:
-            nursery.start_soon(purges.purge_untouched, self.config.sessions_ttl, name=f"retention:{self.name}")
+            nursery.start_soon(purges.keep_purging, self.config.sessions_ttl, name=f"retention:{self.name}")
         self.grammars = Grammars(self.scheduler, self.ensure_serving)
         self._ready.set()
 

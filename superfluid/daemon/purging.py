@@ -81,17 +81,24 @@ class Purges:
 
     # ---- for their age
 
-    async def purge_untouched(self, ttl: float, clock: Callable[[], int] = now_unix_ms) -> None:
-        """At start and from then on, purge the sessions that HTTP routes made and nothing touched for `ttl` seconds."""
+    async def keep_purging(self, ttl: float) -> None:
+        """At start and from then on, purge what nothing touched for `ttl` seconds."""
         while True:
-            old = self._untouched(clock() - int(ttl * 1000), clock())
-            for at in range(0, len(old), TOGETHER):
-                async with trio.open_nursery() as nursery:
-                    for session in old[at : at + TOGETHER]:
-                        nursery.start_soon(self._purge_idle, session, name=f"purge:{session}")
-            if old:
-                log.info("%d sessions that nothing touched for %g s were purged", len(old), ttl)
+            await self.purge_untouched(ttl, now_unix_ms())
             await trio.sleep(max(LEAST_LOOK, ttl / LOOKS))
+
+    async def purge_untouched(self, ttl: float, now: int) -> None:
+        """Purge the sessions that HTTP routes made and nothing touched for `ttl` seconds; `now` in Unix milliseconds.
+
+        Busy and pinned ones are left, and their children become roots.
+        """
+        old = self._untouched(now - int(ttl * 1000), now)
+        for at in range(0, len(old), TOGETHER):
+            async with trio.open_nursery() as nursery:
+                for session in old[at : at + TOGETHER]:
+                    nursery.start_soon(self._purge_idle, session, name=f"purge:{session}")
+        if old:
+            log.info("%s: %d sessions that nothing touched for %g s were purged", self._store.path, len(old), ttl)
 
     def _untouched(self, since: int, now: int) -> list[int]:
         """Idle HTTP-made sessions without a pin whose last event came no later than `since`; unknown times are kept."""

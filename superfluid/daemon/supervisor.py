@@ -138,6 +138,7 @@ class Supervisor:
             host = await self._spawn()
         except WorkerStartError as error:
             return Life(str(error), served=False)
+        link: WorkerLink | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(host.wait, name=f"worker:{self.name}")
@@ -147,12 +148,11 @@ class Supervisor:
                     ended = await how_it_ended(host)
                     life = Life(str(gone) if host.running else ended, served=False)
                 else:
-                    try:
-                        life = await self._serve(link, host, await scheduler(), nursery, task_status)
-                    finally:
-                        link.close()
+                    life = await self._serve(link, host, await scheduler(), nursery, task_status)
                 nursery.cancel_scope.cancel()
         finally:
+            if link is not None:  # whoever used it has ended
+                link.close()
             await host.close()
         return life
 
