@@ -7,6 +7,8 @@ with Client() as client:
         print(chunk.text, end="", flush=True)
 """
 
+from typing import TYPE_CHECKING
+
 from superfluid.client.address import default_socket
 from superfluid.client.client import Client, Connection, Session, Stream
 from superfluid.client.errors import (
@@ -20,6 +22,9 @@ from superfluid.client.errors import (
 from superfluid.client.turns import ChatMessage, Chunk, Reply, ToolCall
 from superfluid.client.web import WebClient
 from superfluid.link.events import Descendants, Drop, Event, Finish, GenParams as Sampling, Replace
+
+if TYPE_CHECKING:
+    from superfluid.client.trio_client import AsyncClient, AsyncSession, AsyncStream
 
 __all__ = [
     "AsyncClient",

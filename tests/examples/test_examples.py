@@ -1,0 +1,69 @@
+"""The examples, run as their readers run them."""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.api.serving import Server
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LIMIT = 120.0  # seconds
+
+
+def run(name: str, *arguments: str | Path, given: str = "", isolated: bool = False, home: Path | None = None) -> str:
+    """Run an example; what it prints."""
+    done = subprocess.run(
+        [sys.executable, *(["-I", "-S"] if isolated else []), EXAMPLES / name, *arguments],
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        env=os.environ | ({"SUPERFLUID_HOME": str(home)} if home else {}),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_fanout(served: Callable[[str], Server], tmp_path: Path) -> None:
+    document = tmp_path / "document.txt"
+    document.write_text("A lighthouse stands by the sea. " * 20)
+    out = run("fanout.py", document, "What stands?", "Where?", "--socket", served("plain").path)
+    assert out.split("\n# ") == ["", "What stands?\nHello, world.\n", "Where?\nHello, world.\n"]
+
+
+def test_pull_the_plug(tiny_gguf: Path) -> None:
+    """Greedy and with a seed, what is continued is what was never cut; and each reply was cut."""
+    out = run("pull_the_plug.py", tiny_gguf, "--max-tokens", "200")
+    print(out)
+    assert out.count("the very ones of a whole run") == 2
+    assert "over before" not in out
+
+
+def test_the_editor_is_plain_python_in_under_100_lines(served: Callable[[str], Server], tmp_path: Path) -> None:
+    (tmp_path / "superfluid.sock").symlink_to(served("plain").path)
+    out = run("editor.py", "Be", "friendlier.", given="Dear sir,\n", isolated=True, home=tmp_path)
+    assert out == "Hello, world."
+    source = (EXAMPLES / "editor.py").read_text()
+    assert len(source.splitlines()) < 100
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(source))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert imported <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_every_example_explains_itself(name: str) -> None:
+    assert (ast.get_docstring(ast.parse((EXAMPLES / name).read_text())) or "").count("\n") >= 2
