@@ -36,12 +36,21 @@ def test_fanout(served: Callable[[str], Server], tmp_path: Path) -> None:
     assert out.split("\n# ") == ["", "What stands?\nHello, world.\n", "Where?\nHello, world.\n"]
 
 
-def test_pull_the_plug(tiny_gguf: Path) -> None:
+def pull_the_plug(model: Path, max_tokens: int) -> None:
     """Greedy and with a seed, what is continued is what was never cut; and each reply was cut."""
-    out = run("pull_the_plug.py", tiny_gguf, "--max-tokens", "200")
+    out = run("pull_the_plug.py", model, "--max-tokens", str(max_tokens))
     print(out)
     assert out.count("the very ones of a whole run") == 2
     assert "over before" not in out
+
+
+def test_pull_the_plug(scripted_gguf: Callable[[str], Path]) -> None:
+    pull_the_plug(scripted_gguf("loop"), 3000)
+
+
+@pytest.mark.soak
+def test_pull_the_plug_with_a_large_vocabulary(tiny_gguf: Path) -> None:
+    pull_the_plug(tiny_gguf, 500)
 
 
 def test_the_editor_is_plain_python_in_under_100_lines(served: Callable[[str], Server], tmp_path: Path) -> None:
