@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from string import ascii_letters, digits, punctuation
 
 from superfluid._native import ffi, lib
@@ -89,7 +89,7 @@ class Cuts:
     def split(self, text: bytes) -> list[bytes]:
         """The words of a UTF-8 text."""
         edges = [0, *self.positions(text), len(text)]
-        return [text[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+        return [text[start:end] for start, end in pairwise(edges)]
 
     def may_follow(self, word: bytes, other: bytes) -> bool:
         """Whether there is a cut between two words of a split."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from superfluid.codec.codec import Codec
 from superfluid.codec.conversation import turns_of
 from superfluid.codec.dialects.dialect import ConversationRefused, DialectRefused
+from superfluid.codec.protect import WORD, unused_word
 from superfluid.codec.template import TemplateFailed
 from superfluid.link import events
 from tests.codec.byte_tokenizer import ByteTokenizer
@@ -211,3 +213,10 @@ def test_texts_that_hold_the_stand_in_word_get_another() -> None:
     codec = Codec.open(tokenizer)
     text = "SUPERFLUIDSTANDIN0Z <|x|>"
     assert tokenizer.spell(codec.render([{"role": "user", "content": text}]).tokens) == text + "|go"
+
+
+def test_a_text_of_every_stand_in_word_costs_no_search_for_each() -> None:
+    text = WORD + "".join(f"{WORD}{''.join(letters)} " for letters in product("AB", repeat=6))
+    word = unused_word(text)
+    assert word.startswith(WORD) and word not in text and len(word) == len(WORD) + 6
+    assert unused_word("SUPERFLUID") == WORD
