@@ -1,0 +1,43 @@
+"""`superfluid media`: the media pool of a running server."""
+
+from pathlib import Path
+
+import click
+
+from superfluid.cli.command import HELP_FLAGS, CommandError, Program
+from superfluid.cli.session_socket import reached, socket_option
+from superfluid.link import session_api as api
+
+MOST_BYTES = (64 << 20) - 64  # what one message of the session socket holds
+
+
+@click.group("media", cls=Program, context_settings=HELP_FLAGS)
+def command() -> None:
+    """Put media into a running server's pool, or clear it of what no session names."""
+
+
+@command.command("put", context_settings=HELP_FLAGS)
+@click.argument("file", type=click.Path(path_type=Path))
+@socket_option
+def put(file: Path, socket: Path | None) -> None:
+    """Store FILE; prints the hash that names it."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise CommandError(f"{file}: {error.strerror or error}") from None
+    if len(data) > MOST_BYTES:
+        raise CommandError(f"{file} has {len(data)} bytes; the server takes {MOST_BYTES} at once")
+    with reached(socket) as client:
+        stored = client.call(api.PutMediaRequest(data, ""))
+    assert isinstance(stored, api.MediaResponse)
+    click.echo(stored.hash)
+
+
+@command.command("gc", context_settings=HELP_FLAGS)
+@socket_option
+def gc(socket: Path | None) -> None:
+    """Delete what no image of a live session names."""
+    with reached(socket) as client:
+        done = client.call(api.GcMediaRequest())
+    assert isinstance(done, api.GcResponse)
+    click.echo(f"kept {done.kept}, removed {done.removed}")

@@ -1,0 +1,229 @@
+"""Purges of a running model, for their age too, and what is erased behind them."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+
+from superfluid.daemon import purging
+from superfluid.daemon.generation import GenerateOptions
+from superfluid.daemon.model import Model, Started
+from superfluid.daemon.purging import Purges
+from superfluid.link import events as ev
+from superfluid.observe.metrics import ModelMetrics
+from superfluid.scheduler.keeping import Keeper, KeepSettings, ParkMode
+from superfluid.scheduler.loop import Scheduler, SchedulerConfig
+from superfluid.sessions import errors
+from superfluid.sessions.store import Store
+from tests.daemon.conftest import MakeModel, generate
+
+CASCADE, REROOT = ev.Descendants.Cascade, ev.Descendants.Reroot
+SLOW = [["--mock-round-delay", "0.01"]]
+HUNG = [["--mock-delay", "3"]]
+
+
+async def begin(model: Model) -> Started:
+    """A long reply in a fresh session."""
+    options = GenerateOptions(max_tokens=1500, ignore_eos=True)
+    (started,) = await model.begin_all([ev.Message(1, "hi", model.tokenizer.encode("hi"))], [options])
+    return started
+
+
+async def test_a_running_generation_is_cancelled_and_its_subscribers_end(
+    mock_model: MakeModel, nursery: trio.Nursery
+) -> None:
+    model = mock_model(SLOW)
+    await nursery.start(model.run)
+    started = await begin(model)
+    assert started.session is not None
+    _, subscription = model.sessions.subscribe(started.session, 0, False)
+    async for message in subscription:
+        if isinstance(message, ev.Event) and isinstance(message.body, ev.Generated):
+            break
+    child = await model.sessions.fork(started.session, 1, None)
+    assert await model.sessions.purge(started.session, 0, CASCADE) == [child, started.session]
+    events = [message.body async for message in subscription if isinstance(message, ev.Event)]
+    assert subscription.reason == "purged"
+    assert isinstance(events[-1], ev.Purged)
+    assert isinstance(events[-2], ev.Generated)
+    assert events[-2].finish == ev.Finish.CANCELLED
+    for session in (child, started.session):
+        with pytest.raises(errors.PurgedSession):
+            model.sessions.read(session, 0)
+    await generate(model)  # it goes on
+
+
+async def test_one_that_does_not_end_is_a_timeout_and_nothing_is_purged(
+    mock_model: MakeModel, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(purging, "QUIESCE", 0.05)
+    model = mock_model(HUNG)
+    await nursery.start(model.run)
+    started = await begin(model)
+    assert started.session is not None
+    child = await model.sessions.fork(started.session, 1, None)
+    while model.scheduler.in_flight is None:
+        await trio.lowlevel.checkpoint()
+    with pytest.raises(errors.PurgeTimeout, match=f"session {started.session} did not quiesce for purge"):
+        await model.sessions.purge(started.session, 0, CASCADE)
+    assert model.sessions.session_ids() == [started.session, child]
+    assert not model.store.activity.purging
+    await model.sessions.append(child, "goes on", [])
+
+
+async def test_what_is_being_purged_is_fenced(mock_model: MakeModel, nursery: trio.Nursery) -> None:
+    model = mock_model(SLOW)
+    await nursery.start(model.run)
+    started = await begin(model)
+    session = started.session
+    assert session is not None
+    child = await model.sessions.fork(session, 1, None)
+    refused = 0
+
+    async def ask() -> None:
+        nonlocal refused
+        sessions = model.sessions
+        tries: list[Callable[[], Any]] = [
+            lambda: sessions.append(child, "x", [5]),
+            lambda: sessions.fork(session, 1, None),
+            lambda: sessions.create(child, ev.GenParams()),
+            lambda: sessions.generate(child, 5),
+            lambda: sessions.trim(child, 1),
+        ]
+        assert model.store.activity.purging == {session, child}
+        for one in tries:
+            with pytest.raises(errors.PurgedSession):
+                await one()
+            refused += 1
+
+    async with trio.open_nursery() as purges:
+        purges.start_soon(model.sessions.purge, session, 0, CASCADE)
+        while not model.store.activity.purging:
+            await trio.lowlevel.checkpoint()
+        purges.start_soon(ask)
+        with pytest.raises(errors.PurgedSession):  # waits for the other, whose end it finds
+            await model.sessions.purge(child, 0, REROOT)
+    assert refused == 5
+    assert model.sessions.session_ids() == []
+
+
+async def test_the_generation_is_looked_at_before_anything_is_touched(
+    mock_model: MakeModel, nursery: trio.Nursery
+) -> None:
+    model = mock_model(SLOW)
+    await nursery.start(model.run)
+    started = await begin(model)
+    assert started.session is not None
+    with pytest.raises(errors.GenerationConflict, match="generation is 0, command expected 1"):
+        await model.sessions.purge(started.session, 1, REROOT)
+    assert model.scheduler.generating(started.session)
+
+
+@asynccontextmanager
+async def purges_of(directory: Path, clock: Callable[[], int]) -> AsyncIterator[tuple[Store, Purges]]:
+    """A store with everything that purges need, and no worker."""
+    store = Store.open(directory, clock=clock)
+    metrics = ModelMetrics()
+    keeper = Keeper.open(directory, KeepSettings(ParkMode.NEVER, disk_budget=0), metrics)
+    scheduler = Scheduler(store, cast("Any", None), SchedulerConfig(4), metrics, "none", keeper)
+    store.activity.busy = {7}
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(store.run)
+            await nursery.start(keeper.run)
+            yield store, Purges(store, scheduler, keeper, {}, lambda session: None)
+            await keeper.flush()
+            nursery.cancel_scope.cancel()
+    finally:
+        store.close()
+
+
+async def test_http_sessions_go_when_nothing_touched_them(tmp_path: Path) -> None:
+    now = start = 1_000_000
+
+    def clock() -> int:
+        return now
+
+    async def make(store: Store, *bodies: ev.Body, http: bool = True) -> int:
+        session = store.new_session()
+        await store.commit([(session, body) for body in (ev.Created(None, ev.GenParams()), *bodies)])
+        if http:
+            store.http.add(session)
+        return session
+
+    async with purges_of(tmp_path / "s", clock) as (store, purges):
+        native = await make(store, http=False)
+        old = await make(store)
+        pinned = await make(store, ev.Pinned(start + 150_000))
+        parent = await make(store)
+        child = store.new_session()
+        await store.commit([(child, ev.Forked(parent, 1, ev.GenParams()))])
+        young = await make(store)
+        busy = await make(store)
+        assert busy == 7
+        store.http.add(999)  # an id that a log which lost its end does not know
+        now = start + 90_000
+        await store.commit([(young, ev.Message(1, "still here", [1])), (old, ev.EpochBump())])
+        now = start + 99_999
+        await purges.purge_untouched(100.0, now)
+        assert store.session_ids() == [native, old, pinned, parent, child, young, busy]
+        now = start + 100_000
+        await purges.purge_untouched(100.0, now)
+        assert store.session_ids() == [native, pinned, child, young, busy]
+        assert store.session(child).parent is None
+        assert [type(event.body) for event in store.session(child).events()][:1] == [ev.Created]
+        now = start + 190_000
+        await purges.purge_untouched(100.0, now)
+        assert store.session_ids() == [native, child, busy]
+
+
+async def test_old_sessions_are_looked_for_at_start(mock_model: MakeModel, nursery: trio.Nursery) -> None:
+    first = mock_model()
+    async with trio.open_nursery() as life:
+        await life.start(first.run)
+        await generate(first)
+        kept = await first.sessions.create(None, ev.GenParams())
+        life.cancel_scope.cancel()
+    second = mock_model(sessions_ttl=1e-3)
+    await nursery.start(second.run)
+    while second.sessions.session_ids() != [kept]:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_a_purge_is_erased_a_little_later(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    times = iter(range(1_000_000, 2_000_000))
+    directory = tmp_path / "s"
+    async with purges_of(directory, lambda: next(times)) as (store, purges), trio.open_nursery() as nursery:
+        nursery.start_soon(purges.erase)
+        for session in (1, 2):
+            assert store.new_session() == session
+            await store.commit([(session, ev.Created(None, ev.GenParams())), (session, ev.Message(1, "secret", [1]))])
+        size = store.path.stat().st_size
+        await trio.sleep(1000)
+        assert store.path.stat().st_size == size
+        (directory / "park").mkdir()
+        (directory / "park/1.park").write_bytes(b"state")
+        assert await purges.purge(1, 0, REROOT) == [1]
+        assert await purges.purge(2, 0, REROOT) == [2]
+        while b"secret" in store.path.read_bytes():  # noqa: ASYNC110
+            await trio.sleep(50_000)
+        nursery.cancel_scope.cancel()
+    assert not list(directory.glob("park/*"))
+
+
+async def test_artifacts_that_a_crash_left_go_at_start(tmp_path: Path) -> None:
+    times = iter(range(1_000_000, 2_000_000))
+    directory = tmp_path / "s"
+    async with purges_of(directory, lambda: next(times)) as (store, purges):
+        for session in (1, 2):
+            assert store.new_session() == session
+            await store.commit([(session, ev.Created(None, ev.GenParams()))])
+        await purges.purge(1, 0, REROOT)
+        (directory / "park").mkdir()
+        for session in (1, 2):
+            (directory / f"park/{session}.park").write_bytes(b"state")
+        purges.remove_leftovers()
+    assert [path.name for path in directory.glob("park/*")] == ["2.park"]
