@@ -16,7 +16,7 @@ from superfluid.api.http.requests import Receive, Requests, Scope, Send
 from superfluid.api.web import rpc
 from superfluid.api.web.checks import Checks, WebRefusal, mint_token
 from superfluid.api.web.rpc import Web, refusal_response
-from superfluid.api.web.websocket import refuse, serve_websocket
+from superfluid.api.web.websocket import Events, refuse, serve_websocket
 from superfluid.daemon.daemon import Daemon
 from superfluid.link.session_api import MAX_FRAME
 
@@ -95,6 +95,7 @@ class WebRequests(Requests):
         self._web = web
         self._checks = checks
         self._listener = listener
+        self._events = Events()
         self._connections = 0
         self.stopping = trio.Event()
 
@@ -112,7 +113,7 @@ class WebRequests(Requests):
         def gone() -> bool:
             return self._listener.gone(tuple(scope["client"]))
 
-        await serve_websocket(self._web.daemon, self._checks, self.stopping, gone, scope, receive, send)
+        await serve_websocket(self._web.daemon, self._checks, self._events, self.stopping, gone, scope, receive, send)
 
 
 async def run_web(

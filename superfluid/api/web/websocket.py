@@ -1,6 +1,6 @@
 """GET /web/ws: a connection of the session API whose requests and replies are JSON frames."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 import orjson
@@ -11,10 +11,12 @@ from superfluid.api.session_api import Connection
 from superfluid.api.web.checks import Checks, WebRefusal
 from superfluid.daemon.daemon import Daemon
 from superfluid.link import postcard, session_api as api
+from superfluid.link.events import Event
 
 MOST_WAITING = 32  # requests that wait for their turn
 MOST_WAITING_BYTES = 64 * 1024 * 1024  # of those requests; a single one passes alone
 MOST_UNSENT = 16 * 1024 * 1024  # bytes of replies on their way; a single larger one passes alone
+REMEMBERED = 64  # events whose JSON is kept: a commit brings a few
 LOOK = 1.0  # seconds between looks whether a client that is not read is still there
 GOING_AWAY = 1001  # close code
 
@@ -62,6 +64,27 @@ class Queue:
         self._changed = trio.Event()
 
 
+class Events:
+    """The JSON of events that many subscriptions are sent at about the same time: made once."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[int, tuple[Event, str]] = OrderedDict()  # an event held here keeps its id its own
+
+    def text(self, event: Event) -> str:
+        found = self._texts.get(id(event))
+        if found is None:
+            found = self._texts[id(event)] = event, orjson.dumps(postcard.to_json(event)).decode()
+            if len(self._texts) > REMEMBERED:
+                self._texts.popitem(last=False)
+        return found[1]
+
+    def reply(self, response: api.Response) -> str:
+        """The text frame of a response."""
+        if isinstance(response, api.SubEventResponse):
+            return f'{{"SubEvent":{{"sub":{response.sub},"event":{self.text(response.event)}}}}}'
+        return orjson.dumps(postcard.to_json(response)).decode()
+
+
 async def refuse(send: Send, error: WebRefusal) -> None:
     """Answer a handshake with a refusal."""
     body = orjson.dumps({"Err": {"message": error.message}})
@@ -73,6 +96,7 @@ async def refuse(send: Send, error: WebRefusal) -> None:
 async def serve_websocket(
     daemon: Daemon,
     checks: Checks,
+    events: Events,
     stopping: trio.Event,
     gone: Callable[[], bool],
     scope: Scope,
@@ -98,7 +122,7 @@ async def serve_websocket(
     async with trio.open_nursery() as nursery:
 
         async def reply(response: api.Response) -> None:
-            text = orjson.dumps(postcard.to_json(response)).decode()
+            text = events.reply(response)
             await replies.put(text, len(text))
 
         async def read() -> None:
