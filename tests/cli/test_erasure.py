@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from superfluid.link import events as ev, session_api as api
 from superfluid.sessions import rules
 from superfluid.sessions.store import Store
 from tests.api.serving import Server
+from tests.cli.server import Server as ServerProcess
 
 Served = Callable[[str], Server]
 
@@ -102,3 +104,27 @@ def test_media_go_into_the_pool_and_what_no_session_names_goes(
     assert superfluid("media", "put", tmp_path / "none", "--socket", server.path) == 1
     assert superfluid("media", "gc", "--socket", tmp_path / "none") == 1
     assert superfluid("media", "put") == 2
+
+
+def test_a_server_with_a_fresh_log_and_short_lived_http_sessions(
+    tmp_path: Path, scripted_gguf: Callable[[str], Path]
+) -> None:
+    sessions = tmp_path / "sessions"
+    sessions.mkdir(0o700)
+    before = Store.open(sessions)
+    before.stage([(before.new_session(), ev.Created(None, ev.GenParams()))])
+    before.close()
+    log, name = (sessions / "wal.log").read_bytes(), (sessions / "wal.log.store-id").read_bytes()
+    model = scripted_gguf("plain")
+    flags = ("--model", model, "--port", 0, "--sessions-cache", "--sessions-ttl", "0.5")
+    with ServerProcess(tmp_path, *map(str, flags)) as server:
+        server.ready()
+        assert (sessions / "wal.log.prev").read_bytes() == log
+        assert (sessions / "wal.log.prev.store-id").read_bytes() == name
+        with server.client() as client:
+            assert client.session_ids() == []
+            kept = client.session()
+            assert server.chat(model.stem, max_tokens=2)[0] == 200
+            limit = time.monotonic() + 30
+            while client.session_ids() != [kept.id]:
+                assert time.monotonic() < limit
