@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 PROGRAM = "superfluid"
+TRACEBACKS = {"-v", "--verbose"}  # with one of these an error that nobody expected shows where it came from
 HELP_WIDTH = 100
 HELP_FLAGS = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH, "show_default": True}
 PREFIX_HINT = 4  # a known name of which more than this many characters were typed is a hint
@@ -155,7 +156,7 @@ def edit_distance(a: str, b: str) -> int:
 
 
 def run(program: click.Command, arguments: Sequence[str], name: str = PROGRAM) -> int:
-    """Run a program and return its exit code; every error is one message on stderr, never a traceback."""
+    """Run a program and return its exit code; every error is one message on stderr."""
     try:
         result = program.main(args=list(arguments), prog_name=name, standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -175,8 +176,18 @@ def run(program: click.Command, arguments: Sequence[str], name: str = PROGRAM) -
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more is flushed into it
         return 1
     except Exception as error:
-        say(f"internal error: {type(error).__name__}: {error} ({_place(error)})", name)
+        cause = _cause(error)
+        say(f"internal error: {type(cause).__name__}: {cause} ({_place(cause)})", name)
+        if TRACEBACKS.intersection(arguments):
+            traceback.print_exception(error)
         return 1
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first error inside groups of errors."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _place(error: BaseException) -> str:

@@ -20,7 +20,6 @@ ASKED = (
     ("speech to text", "workload", "speech_to_text"),
     ("embeddings", "workload", "embedding"),
     ("grammar", "sampling", "grammar"),
-    ("--speculate", "serving", "multi_row_verification"),
     ("--park-lossy", "serving", "park_lossy"),
     ("--kv-bits", "load", "kv_bits"),
 )
