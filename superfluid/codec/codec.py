@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from superfluid.codec.channels import REASONING, TOOL_CALL, PairSplitter, Router, Splitter
-from superfluid.codec.conversation import Json, Turn, normalized_tools, turns_of
+from superfluid.codec.conversation import Json, Turn, normalized_tools, require_shallow, turns_of
 from superfluid.codec.dialects.atem import Atem
 from superfluid.codec.dialects.chatml import ChatMl
 from superfluid.codec.dialects.dialect import Dialect, DialectRefused, History, Raw
@@ -128,7 +128,7 @@ class Codec:
 
     def system_span(self, text: str | None, tools: Iterable[Json] = ()) -> list[int]:
         """The system turn of AppendSystem; `tools` as parsed JSON."""
-        return self.dialect.system_span(text, normalized_tools(tools))
+        return self.dialect.system_span(text, _declared(tools))
 
     def tool_result_span(self, content: str, name: str = "", history: Sequence[events.Body] | None = None) -> list[int]:
         """A tool result's own tokens; `name` is the tool's."""
@@ -158,8 +158,9 @@ class Codec:
         ConversationRefused, each a 400.
         """
         turns: list[Turn] = turns_of(messages)
-        tools = normalized_tools(tools)
+        tools = _declared(tools)
         kwargs = dict(kwargs or {})
+        require_shallow(kwargs, "chat_template_kwargs")
         if "reasoning_effort" in kwargs:
             thinking = kwargs.get("enable_thinking")
             system = bool(turns) and turns[0].role == "system"
@@ -294,6 +295,14 @@ def _dialect(encoder: Encoder, template: ChatTemplate | None, name: str, why: st
     except DialectRefused as refusal:
         raise DialectRefused(f"--dialect {name} refused: {refusal}") from None
     return Raw(encoder), None
+
+
+def _declared(tools: Iterable[Json] | None) -> list[dict[str, Json]]:
+    """Tools as templates read them. Raises InvalidMessage for one that nests too deep."""
+    tools = list(tools or ())
+    for i, tool in enumerate(tools):
+        require_shallow(tool, f"tools[{i}]")
+    return normalized_tools(tools)
 
 
 def _usable_template(tokenizer: Tokenizer) -> tuple[ChatTemplate | None, str]:

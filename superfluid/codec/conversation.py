@@ -8,6 +8,8 @@ import attrs
 
 Json = Any
 
+MAX_NESTING = 128  # levels of lists and objects in tools and arguments: deeper ones exhaust the interpreter's stack
+
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -43,10 +45,12 @@ class Call:
             return {}
         try:
             value = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {"value": self.arguments}
         if value is None:
             return {}
+        if nests_deeper(value):
+            return {"value": self.arguments}
         return value if isinstance(value, dict) else {"value": value}
 
 
@@ -193,6 +197,23 @@ def normalized_tool(tool: Json) -> dict[str, Json] | None:
             }  # fmt: skip
         return {"type": "function", "function": function}
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+
+
+def nests_deeper(value: Json, levels: int = MAX_NESTING) -> bool:
+    """Whether a JSON value holds lists and objects more than `levels` deep."""
+    level = [value]
+    for _ in range(levels + 1):
+        inner = [v.values() if isinstance(v, Mapping) else v for v in level if isinstance(v, (Mapping, list, tuple))]
+        if not inner:
+            return False
+        level = [member for members in inner for member in members]
+    return True
+
+
+def require_shallow(value: Json, where: str) -> None:
+    """Raises InvalidMessage for a value that nests deeper than templates are given."""
+    if nests_deeper(value):
+        raise InvalidMessage(f"{where} nests deeper than {MAX_NESTING} levels", where)
 
 
 def map_strings(value: Json, change: Callable[[str], str]) -> Json:

@@ -86,7 +86,11 @@ class SegmentEncoder:
 
     def segment(self, text: str) -> Sequence[int]:
         """Ids of a text that no marker cuts."""
-        return next(self._encoded([text]))
+        ids = self._cache.get(text)
+        if ids is None:
+            ids = array("I", self._words.encode(text))
+            self._cache.put(text, ids)
+        return ids
 
     def _encoded(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
         """Ids of each text."""
