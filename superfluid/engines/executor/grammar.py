@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from superfluid.engines.engine import EngineError, Status
 from superfluid.engines.executor.schemas import close_schema
 from superfluid.engines.executor.structural import MARKER_PREFIX, StructuralWriter
 from superfluid.engines.primitives import Vocabulary
 
+# What one mask may cost, as llguidance counts: its own limits end a lane at an object of some 500 optional properties.
+LIMITS = LLParserLimits(max_items_in_row=50_000, step_max_items=500_000, step_lexer_fuel=2_000_000)
 KEPT = 32  # compiled grammars that wait for the next lane
 
 Mask = npt.NDArray[np.uint32]
@@ -137,7 +139,7 @@ class GrammarCompiler:
         return self._vocabulary
 
     def _compile(self, vocabulary: Vocabulary, grammar: str, ends_itself: bool) -> Grammar:
-        native = LLMatcher(self._tokenizer, grammar, log_level=0)
+        native = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if native.is_error():
             raise EngineError(Status.RejectBadStruct, f"the grammar does not compile: {native.get_error()}")
         return Grammar(Matcher(native, self._stop_bits, vocabulary.eos, ends_itself))
