@@ -19,9 +19,12 @@ from superfluid.llama.search import open_library
 
 @attrs.frozen
 class Rates:
+    """Tokens a second: of the prompts while prefilling, of the replies while decoding, of the replies over both."""
+
     lanes: int
     prefill: float
     decode: float
+    whole: float
 
 
 class BareLoop:
@@ -95,7 +98,10 @@ class BareLoop:
             self.decode(self.lanes)
             last[:] = self.argmax(self.lanes)
         ended = time.perf_counter()
-        return Rates(self.lanes, self.lanes * prompt / (prefilled - start), self.lanes * reply / (ended - prefilled))
+        made = self.lanes * reply
+        return Rates(
+            self.lanes, self.lanes * prompt / (prefilled - start), made / (ended - prefilled), made / (ended - start)
+        )
 
     def close(self) -> None:
         self.api.llama_free(self.context)

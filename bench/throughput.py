@@ -21,6 +21,7 @@ from bench.systems import System, bare_loop, start_peer, start_superfluid
 
 OUT = Path(__file__).resolve().parent / "out"
 TOPICS = ("rivers", "clocks", "honey", "glaciers", "bridges", "violins", "maps", "comets")
+PROMPT_TOKENS = 48  # of the prompts below, as a chat template makes them
 Say = Callable[[str], None]
 
 
@@ -84,7 +85,7 @@ def measure(settings: Settings, say: Say) -> dict[str, Any]:
                     firsts[one.label] += first_tokens(burst_made)
                     if one is ours:
                         cpu.append(cpu_per_token(one, before, after, burst_made.tokens))
-                bare = bare_loop(settings.model, lanes, 32, settings.reply, settings.context)
+                bare = bare_loop(settings.model, lanes, PROMPT_TOKENS, settings.reply, settings.context)
                 if turn:
                     rates["bare loop"].append(bare)
             row = summary(rates, firsts, cpu)

@@ -140,7 +140,8 @@ class Scheduler:
             self._keeper.began(ticket)
         if job.klass.urgent:
             self._latency_until = trio.current_time() + LATENCY_LINGER
-            self._raise_yield()
+        if job.klass.urgent or (self._worker is not None and self._free_lanes(self._worker) > 0):
+            self._raise_yield()  # it can be admitted as soon as the running tick ends
         self._idle = trio.Event() if self._idle.is_set() else self._idle
         self._wake.set()
         return generation
@@ -158,6 +159,8 @@ class Scheduler:
         operation = SideOperation(run, klass, self.ticks)
         self._side.add(operation)
         self._wake.set()
+        if klass is None:
+            self._raise_yield()
         try:
             await operation.done.wait()
         finally:

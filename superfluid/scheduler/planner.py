@@ -8,8 +8,8 @@ import attrs
 from superfluid.scheduler.classes import Class
 from superfluid.scheduler.rates import Rates
 
-FREE_TARGET = {False: 0.25, True: 0.05}
-"""Longest tick in seconds while a lane is free or finishing, by `serving.round_granular`."""
+FREE_TARGET = 0.25
+"""Longest tick in seconds while a lane is free or finishing. Who comes in meanwhile ends it at its next step."""
 
 BUSY_TARGET_ROUND_GRANULAR = 0.25
 FLOOR = {False: 32, True: 4}
@@ -130,7 +130,7 @@ def plan_tick(lanes: Sequence[L], rates: Rates, settings: Settings, now: Situati
 def tick_target(target: float, round_granular: bool, relaxed: bool) -> float:
     """Seconds a tick should last; `relaxed` when every lane is busy and nobody waits for one to retire."""
     if not relaxed:
-        return min(target, FREE_TARGET[round_granular])
+        return min(target, FREE_TARGET)
     return min(target, BUSY_TARGET_ROUND_GRANULAR) if round_granular else target
 
 
