@@ -52,7 +52,7 @@ class System:
 def start_superfluid(model: Path, lanes: int, context: int, *extra: str) -> System:
     """`superfluid serve` on a home of its own, which goes when the process does."""
     home = tempfile.mkdtemp(prefix="sf-bench-")
-    command = [sys.executable, "-m", "superfluid.cli.main", "serve", str(model), "--port", "0"]
+    command = [sys.executable, "-m", "superfluid", "serve", str(model), "--port", "0"]
     command += ["--max-batch", str(lanes), "--max-context", str(context), *extra]
     environment = os.environ | {"SUPERFLUID_HOME": home}
     return _start("superfluid", command, model.stem, r"openai api on http://([\d.]+):(\d+)", environment, stderr=True)

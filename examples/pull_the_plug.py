@@ -26,7 +26,7 @@ class Server:
     """A server of our own, whose sessions outlive it."""
 
     def __init__(self, home: Path, model: str) -> None:
-        self._command = [sys.executable, "-m", "superfluid.cli.main", "serve", model, "--no-http", "--max-batch", "2"]
+        self._command = [sys.executable, "-m", "superfluid", "serve", model, "--no-http", "--max-batch", "2"]
         self._environment = os.environ | {"SUPERFLUID_HOME": str(home)}
         self.client = Client(home / "superfluid.sock")
         self._process: subprocess.Popen[str]

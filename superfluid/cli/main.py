@@ -85,6 +85,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"superfluid: {stopped} before the server was ready", file=sys.stderr)
         sys.exit(1)
 
-
-if __name__ == "__main__":
-    main()

@@ -19,7 +19,7 @@ SECONDS = 60.0
 @contextmanager
 def serve(home: Path, model: Path) -> Iterator[subprocess.Popen[str]]:
     """A server without HTTP, ready; killed at the end if it still runs."""
-    command = [sys.executable, "-m", "superfluid.cli.main", "serve", "--model", str(model), "--max-context", "4096"]
+    command = [sys.executable, "-m", "superfluid", "serve", "--model", str(model), "--max-context", "4096"]
     command += ["--no-http", "--socket", str(home / "s.sock"), "--sessions", str(home / "sessions")]
     environment = os.environ | {"SUPERFLUID_HOME": str(home)}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)

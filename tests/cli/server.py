@@ -26,7 +26,7 @@ class Server:
         self.lines: list[str] = []
         self._said = threading.Condition()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "superfluid.cli.main", "serve", *map(str, arguments)],
+            [sys.executable, "-m", "superfluid", "serve", *map(str, arguments)],
             env=os.environ | {"SUPERFLUID_HOME": str(home)} | (environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

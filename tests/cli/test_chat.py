@@ -19,7 +19,7 @@ from tests.api.serving import Server
 
 Served = Callable[[str], Server]
 SECONDS = 60.0
-CHAT = [sys.executable, "-m", "superfluid.cli.main", "chat"]
+CHAT = [sys.executable, "-m", "superfluid", "chat"]
 
 
 @pytest.fixture

@@ -30,10 +30,6 @@ from superfluid.llama.vocab import Vocab
 
 PROCESS_ENVIRONMENT = {
     "GGML_NO_BACKTRACE": "1",  # on an assertion ggml would attach a debugger and print for seconds
-    # Turns a waiting thread makes before it sleeps, about a millisecond of them. None cost a quarter of the decode
-    # rate on an idle machine; GNU OpenMP's own 300000 cost up to three quarters of it on a busy one, where threads
-    # spin while the one they wait for has no core.
-    "GOMP_SPINCOUNT": "20000",
 }
 
 _EVERY_MODEL = Description(
