@@ -1,27 +1,28 @@
 """What parking gives and costs: the first token after a restart, and the lanes beside a session that parks.
 
-    python -m bench.parks [MODEL] [--tokens 1500] [--seconds 20]
+    python -m bench.parks [MODEL] [--tokens 1500] [--seconds 12] [--rounds 5]
 
 First: seconds to the first token of a session of so many tokens after the server was restarted, without a park, with
-one (the default: written at the drain), and of the same conversation over HTTP from the disk tier. Then: decode rate
-of four HTTP streams while a fifth session of that length ends a turn again and again, with nothing kept, with the
-default, and with --park.
+one (the default: written at the drain), and of the same conversation over HTTP from the disk tier. Then: the rate of
+four HTTP streams while a fifth session of that length ends a short turn every two seconds, with nothing kept, with the
+default, and with --park, side by side.
 """
 
 import argparse
 import re
+import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import attrs
 
 from bench.load import Answer, ask
 from bench.systems import System, start_superfluid
-from superfluid.client import Client
+from superfluid.client import Client, Session
 from superfluid.link.events import GenParams
 from superfluid.llama.demo import demo_model
 from superfluid.llama.search import home_directory
@@ -30,8 +31,12 @@ SENTENCE = "The old lighthouse keeper wrote down the weather, the passing ships 
 SENTENCE_TOKENS = 19
 NEIGHBOURS = 4
 NEIGHBOUR_REPLY = 64
-NOTHING = ("--no-park", "--cache-disk-gb", "0")
-DEFAULT: tuple[str, ...] = ()
+PACE = 2.0  # seconds between the turns of the session beside them
+KEEPING: dict[str, tuple[str, ...]] = {
+    "nothing kept": ("--no-park", "--cache-disk-gb", "0"),
+    "default": (),
+    "--park": ("--park",),
+}
 COUNTERS = ("parks_total", "exports_skipped_total", "resumes_total", "disk_seeds_total")
 
 
@@ -89,47 +94,66 @@ def first(answer: Answer) -> float:
     return (answer.first or answer.ended) - answer.sent
 
 
-def beside(model: Path, tokens: int, seconds: float, *flags: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="sf-") as name, serving(Path(name), model, *flags) as server:
-        session = server.client.session(GenParams(temperature=0.0))
-        session.user(text_of(tokens, "turns"))
-        session.generate(1)
-        made = [0] * NEIGHBOURS
-        turns = 0
-        end = time.perf_counter() + seconds
+def beside(model: Path, tokens: int, seconds: float, rounds: int) -> None:
+    """The neighbours' rates with each set of flags, the servers taking turns; ratios to the first are of one round."""
+    with ExitStack() as stack:
+        servers: dict[str, Server] = {}
+        sessions: dict[str, Session] = {}
+        for label, flags in KEEPING.items():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sf-")))
+            servers[label] = stack.enter_context(serving(folder, model, *flags))
+            sessions[label] = servers[label].client.session(GenParams(temperature=0.0))
+            sessions[label].user(text_of(tokens, "turns"))
+            sessions[label].generate(1)
+        rates: dict[str, list[float]] = {label: [] for label in servers}
+        labels = list(servers)
+        for turn in range(rounds + 1):
+            for label in labels[turn % len(labels) :] + labels[: turn % len(labels)]:
+                rate = neighbours(servers[label], sessions[label], seconds)
+                if turn:
+                    rates[label].append(rate)
+        base = rates[labels[0]]
+        for label, made in rates.items():
+            ratio = statistics.median(one / other for one, other in zip(made, base, strict=True))
+            print(f"  {label:12} {statistics.median(made):6.1f} tokens/s ({ratio:.3f}); {servers[label].counters()}")
 
-        def stream(lane: int) -> None:
-            while time.perf_counter() < end:
-                made[lane] += ask(server.system, [{"role": "user", "content": f"Write {lane}"}], NEIGHBOUR_REPLY).tokens
 
-        threads = [threading.Thread(target=stream, args=(lane,)) for lane in range(NEIGHBOURS)]
-        begun = time.perf_counter()
-        for thread in threads:
-            thread.start()
+def neighbours(server: Server, session: Session, seconds: float) -> float:
+    """Tokens a second of the streams beside a session that makes a short turn every `PACE` seconds."""
+    made = [0] * NEIGHBOURS
+    end = time.perf_counter() + seconds
+
+    def stream(lane: int) -> None:
         while time.perf_counter() < end:
-            session.generate(8)
-            turns += 1
-        for thread in threads:
-            thread.join()
-        spent = time.perf_counter() - begun
-        print(f"  {sum(made) / spent:6.1f} tokens/s beside {turns} turns; {server.counters()}", flush=True)
+            made[lane] += ask(server.system, [{"role": "user", "content": f"Write {lane}"}], NEIGHBOUR_REPLY).tokens
+
+    threads = [threading.Thread(target=stream, args=(lane,)) for lane in range(NEIGHBOURS)]
+    begun = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    turn = begun
+    while (turn := turn + PACE) < end:
+        time.sleep(max(turn - time.perf_counter(), 0.0))
+        session.generate(8)
+    for thread in threads:
+        thread.join()
+    return sum(made) / (time.perf_counter() - begun)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--tokens", type=int, default=1500)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=12.0, help="of a round")
+    parser.add_argument("--rounds", type=int, default=5, help="kept, after one that is dropped")
     arguments = parser.parse_args()
     model = arguments.model or demo_model(home_directory())
     print(f"{model.stem}: first token after a restart, {arguments.tokens} tokens")
-    for label, flags in (("nothing kept", NOTHING), ("default", DEFAULT)):
+    for label in ("nothing kept", "default"):
         print(label)
-        after_restart(model, arguments.tokens, *flags)
-    print(f"{NEIGHBOURS} streams beside a session of {arguments.tokens} tokens that ends turns")
-    for label, flags in (("nothing kept", NOTHING), ("default", DEFAULT), ("--park", ("--park",))):
-        print(label)
-        beside(model, arguments.tokens, arguments.seconds, *flags)
+        after_restart(model, arguments.tokens, *KEEPING[label])
+    print(f"{NEIGHBOURS} streams beside a session of {arguments.tokens} tokens that ends a turn every {PACE:g} s")
+    beside(model, arguments.tokens, arguments.seconds, arguments.rounds)
 
 
 if __name__ == "__main__":
