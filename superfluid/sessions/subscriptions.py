@@ -1,7 +1,7 @@
 """Who follows which session: committed events in commit order, previews ahead of them, bounded and never blocking."""
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import attrs
@@ -10,6 +10,11 @@ import trio
 from superfluid.link.events import Channel, Event, Finish, Generated
 
 MOST_BEHIND = 1024  # messages a subscriber may lag; past that it gets what is queued and ends
+
+CROWD = 16  # followers of one session from which on their previews are paced
+PREVIEWS_PER_SECOND = 2000
+"""Messages with previews that a crowd is sent: longer texts less often, so that the lane it follows keeps its share of
+the machine."""
 
 UNSUBSCRIBED: Final = "unsubscribed"
 LAGGED: Final = "lagged"
@@ -71,15 +76,20 @@ class Subscriptions:
     """All subscriptions of one store, by session.
 
     Whoever follows with previews sees the text of every committed slice before the slice: what is previewed and not
-    published yet is kept for followers that come late, and what was not previewed is, when its slice is staged.
+    published yet is kept for followers that come late, and what was not previewed is, when its slice is staged. What a
+    crowd's pace holds back is sent with the next slice at the latest. `clock` tells seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
+        self._clock = clock
+        self._held: dict[int, list[Preview]] = {}  # counted as previewed, to be sent
+        self._due: dict[int, float] = {}  # when the next previews may be sent
         self._by_session: dict[int, list[Subscription]] = {}
         self._ahead: dict[int, dict[int, str]] = {}  # previewed, not staged: by channel; while someone wants previews
         self._staged: dict[int, deque[Preview]] = {}  # staged, not published
 
     def add(self, session: int, backlog: list[Event], previews: bool) -> Subscription:
+        self._send_held(session)
         subscription = Subscription(self, session, backlog, previews)
         self._by_session.setdefault(session, []).append(subscription)
         if previews:
@@ -96,7 +106,8 @@ class Subscriptions:
         else:
             self._by_session.pop(subscription.session, None)
         if not self.wants_previews(subscription.session):
-            self._ahead.pop(subscription.session, None)
+            for previewed in (self._ahead, self._held, self._due):
+                previewed.pop(subscription.session, None)
 
     def stage(self, session: int, body: Generated) -> None:
         """A slice is in line for the log, behind the previews of its text."""
@@ -113,6 +124,7 @@ class Subscriptions:
             staged.popleft()
             if not staged:
                 del self._staged[session]
+        self._send_held(session)
         for subscription in self._by_session.get(session, ()):
             subscription._offer(event)
 
@@ -122,9 +134,23 @@ class Subscriptions:
         if ahead is None:
             return
         ahead[channel] = ahead.get(channel, "") + text
-        message = Preview(channel, text)
-        for subscription in self._by_session[session]:
-            if subscription.previews:
+        held = self._held.setdefault(session, [])
+        if held and held[-1].channel == channel:
+            held[-1] = Preview(channel, held[-1].text + text)
+        else:
+            held.append(Preview(channel, text))
+        if self._clock() >= self._due.get(session, 0.0):
+            self._send_held(session)
+
+    def _send_held(self, session: int) -> None:
+        held = self._held.pop(session, ())
+        if not held:
+            return
+        followers = [one for one in self._by_session[session] if one.previews]
+        if len(followers) >= CROWD:
+            self._due[session] = self._clock() + len(followers) / PREVIEWS_PER_SECOND
+        for message in held:
+            for subscription in followers:
                 subscription._offer(message)
 
     def _complete(self, session: int, body: Generated) -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from superfluid.link import events as ev
 from superfluid.sessions import rules
 from superfluid.sessions.errors import LogIOError, PurgedSession, UnknownSession
 from superfluid.sessions.store import Store
-from superfluid.sessions.subscriptions import MOST_BEHIND, Preview
+from superfluid.sessions.subscriptions import CROWD, MOST_BEHIND, PREVIEWS_PER_SECOND, Preview
 from tests.sessions.conftest import OpenStore
 from tests.sessions.faulty import FaultyFiles
 
@@ -255,6 +256,27 @@ class TestSubscriptions:
             subscription.close()
             texts.append("".join([one.text async for one in subscription if isinstance(one, Preview)]))
         assert texts == ["t1t3t4"] * 3
+
+    async def test_a_crowd_gets_longer_previews_less_often(
+        self, open_store: OpenStore, mock_clock: trio.testing.MockClock
+    ) -> None:
+        store = open_store()
+        session = make(store)
+        crowd = [store.subscribe(session, 9, previews=True) for _ in range(CROWD)]
+        for text in ("t", "1", "t", "2t"):
+            store.subscriptions.preview(session, 0, text)
+        mock_clock.jump(CROWD / PREVIEWS_PER_SECOND)
+        store.subscriptions.preview(session, 0, "3t")
+        store.subscriptions.preview(session, 0, "4")
+        crowd.append(store.subscribe(session, 9, previews=True))
+        store.stage([(session, say(1)), (session, say(2)), (session, say(3)), (session, say(4))])
+        store.subscriptions.preview(session, 0, "ahead")
+        store.flush()
+        for subscription in crowd:
+            subscription.close()
+            seen = [message.text if isinstance(message, Preview) else "" async for message in subscription]
+            assert seen[:-5] in (["t", "1t2t3t", "4"], ["t1t2t3t4"])
+            assert seen[-5:] == ["ahead", "", "", "", ""]
 
     async def test_one_that_lags_gets_what_is_queued_and_ends(self, open_store: OpenStore) -> None:
         store = open_store()
