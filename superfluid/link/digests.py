@@ -69,6 +69,9 @@ def blob_chain(ids: Ids, space_id: int) -> list[int]:
 # ---- tagged records ------------------------------------------------------------------------------------------------
 
 
+FIELD_U32 = np.dtype([("tag", "u1"), ("length", "<u4"), ("value", "<u4")])
+
+
 class Record:
     """A digest over tagged fields, kept apart by their tags and lengths."""
 
@@ -83,6 +86,13 @@ class Record:
 
     def u32(self, tag: int, value: int) -> "Record":
         return self.field(tag, struct.pack("<I", value))
+
+    def u32s(self, tag: int, values: Ids) -> "Record":
+        """A u32 field for each of the values."""
+        fields = np.empty(len(values), FIELD_U32)
+        fields["tag"], fields["length"], fields["value"] = tag, 4, _words(values)
+        self.digest = fnv1a(fields.view(np.uint8), self.digest)
+        return self
 
     def u64(self, tag: int, value: int) -> "Record":
         return self.field(tag, struct.pack("<Q", value))
@@ -141,10 +151,7 @@ def fim_key(
     ignore_eos: bool = False,
 ) -> int:
     """Cache key of a greedy fill-in-the-middle answer."""
-    record = Record()
-    for token in prompt:
-        record.u32(1, int(token))
-    record.u32(2, mode).u32(3, max_tokens)
+    record = Record().u32s(1, prompt).u32(2, mode).u32(3, max_tokens)
     if fingerprint is not None:
         record.u64(4, fingerprint)
     record.f32(5, presence_penalty).f32(6, frequency_penalty).f32(7, repeat_penalty)

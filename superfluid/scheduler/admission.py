@@ -148,6 +148,7 @@ class Worker:
             restored=source,
             grammar=grammar,
             bias=bias,
+            publish=not job.fim,
             placed_at=now,
         )
 

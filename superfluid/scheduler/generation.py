@@ -66,7 +66,9 @@ class Job:
     the number of alternatives per token, none for no logprobs. `want_calls`: provisional text of tool calls too.
     `open_call` is the text of a tool call that the turn left open. `turn_point` is where a chat's input ends in the
     stream, before the opener. A job without a session, or a raw one, writes nothing to the log. `native`: its session
-    is one of the session API's, which are resumed by id; `seed_chosen`: the client chose the seed.
+    is one of the session API's, which are resumed by id; `seed_chosen`: the client chose the seed. `fim`: a raw job
+    that fills in a middle, whose state is kept nowhere. `observer` is told of all that commits while the caller reads
+    on, and of the end.
     """
 
     session: int | None
@@ -91,6 +93,8 @@ class Job:
     raw: bool = False
     native: bool = False
     seed_chosen: bool = False
+    fim: bool = False
+    observer: Callable[["Sequence[Event] | Ended"], None] | None = None
     tools: list[dict[str, Any]] = attrs.Factory(list)
 
     @property
@@ -263,6 +267,8 @@ class Generation:
             self._cancel(self)
             self.put_end(Ended(Finish.CANCELLED, reason="the client reads too slowly", error_code=Failure.LAGGED))
             return
+        if self.job.observer is not None:
+            self.job.observer(events)
         if self._items:
             last = self._items[-1]
             if isinstance(last, Committed):
@@ -275,6 +281,8 @@ class Generation:
         if self._over:
             return
         self._over = True
+        if self.job.observer is not None:
+            self.job.observer(ended)
         if not self._closed:
             self._put(ended)
 

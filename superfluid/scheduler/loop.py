@@ -86,6 +86,7 @@ class Scheduler:
         self._plan_seq = 0
         self._budget = self.settings.prefill_budget or ADAPTIVE_START
         self._latency_until = float("-inf")
+        self._next_deadline = float("inf")  # of a job that waits, or may wait again
         self._only_retired = False
         self._no_admission_before = 0
         metrics.prefill_budget_tokens = self._budget
@@ -136,6 +137,8 @@ class Scheduler:
         self._orders += 1
         self._tickets[generation] = ticket
         self._queues.push(ticket)
+        if job.deadline is not None:
+            self._next_deadline = min(self._next_deadline, job.deadline)
         if self._keeper is not None:
             self._keeper.began(ticket)
         if job.klass.urgent:
@@ -265,6 +268,8 @@ class Scheduler:
         """Stop the lanes whose caller is gone, whose time is up, or whose records could not be kept."""
         batch = Batch()
         now = trio.current_time()
+        if now >= self._next_deadline:
+            self._expire(now)
         for lane in self._lanes:
             ticket = lane.ticket
             if lane.finishing:
@@ -279,6 +284,14 @@ class Scheduler:
                 lane.stop(Finish.LENGTH)
                 lane.expired = ticket.job.raw
         self._outbox.commit(batch)
+
+    def _expire(self, now: float) -> None:
+        """End the queued jobs whose time is up."""
+        for ticket in [ticket for ticket in self._queues if ticket.past_deadline(now)]:
+            self._queues.remove(ticket)
+            self._refuse(ticket, NotAdmitted(Finish.LENGTH, expired=ticket.job.raw))
+        deadlines = (ticket.job.deadline for ticket in self._tickets.values())
+        self._next_deadline = min((at for at in deadlines if at is not None and at > now), default=float("inf"))
 
     def _preempt(self, worker: Worker) -> None:
         """Take a lane from the worst class when a job of class 0 or 1 finds none free."""
@@ -423,10 +436,8 @@ class Scheduler:
         self._side.add(SideOperation(lambda _: worker.free(grammar, bias), None, self.ticks))
 
     def _wire(self, worker: Worker, plan: Plan[Lane]) -> linkw.TickPlan:
-        streams = any(
-            not lane.finishing and (lane.ticket.job.want_provisional or lane.ticket.job.session in self._watchers)
-            for lane in self._lanes
-        )
+        jobs = [lane.ticket.job for lane in self._lanes if not lane.finishing]
+        streams = any(job.want_provisional or job.fim or job.session in self._watchers for job in jobs)
         return linkw.TickPlan(
             self._plan_seq,
             PlanFlag.PARTIAL_EMITS if streams else 0,
@@ -576,7 +587,7 @@ class Scheduler:
 
     async def _fail_tick(self, worker: Worker, reason: str) -> None:
         """A tick was refused or failed: its lanes end, and are retired in a plan of their own."""
-        retires = [linkw.LaneRetire(lane.tag, True) for lane in self._lanes if not lane.new]
+        retires = [linkw.LaneRetire(lane.tag, lane.publish) for lane in self._lanes if not lane.new]
         for lane in [lane for lane in self._lanes if lane.new and lane.seed]:
             worker.link.seed_release(lane.seed)
         held = [lane for lane in self._lanes if lane.grammar or lane.bias]

@@ -71,7 +71,7 @@ class SharedPrefixes:
             return GO
         best = GO
         for lane in lanes:
-            if lane.preempted or lane.media or lane.exclusive:
+            if lane.preempted or lane.media or lane.exclusive or lane.ticket.job.fim:
                 continue
             length = self._share(ticket, lane)
             if length > best.length and self._worth(length) and length > lane.seeded and length > lane.published:
@@ -113,7 +113,7 @@ class SharedPrefixes:
         waiting: list[Ticket] | None = None
         for lane in lanes:
             lane.stop_at = None
-            if not lane.prefilling or lane.media or lane.preempted or lane.unshared:
+            if not lane.prefilling or lane.media or lane.preempted or lane.unshared or lane.ticket.job.fim:
                 continue
             waiting = list(queued) if waiting is None else waiting
             shares = (
