@@ -6,7 +6,6 @@ import click
 
 from superfluid.cli.command import HELP_FLAGS, CommandError, Program
 from superfluid.cli.session_socket import reached, socket_option
-from superfluid.link import session_api as api
 
 MOST_BYTES = (64 << 20) - 64  # what one message of the session socket holds
 
@@ -28,9 +27,7 @@ def put(file: Path, socket: Path | None) -> None:
     if len(data) > MOST_BYTES:
         raise CommandError(f"{file} has {len(data)} bytes; the server takes {MOST_BYTES} at once")
     with reached(socket) as client:
-        stored = client.call(api.PutMediaRequest(data, ""))
-    assert isinstance(stored, api.MediaResponse)
-    click.echo(stored.hash)
+        click.echo(client.put_media(data))
 
 
 @command.command("gc", context_settings=HELP_FLAGS)
@@ -38,6 +35,5 @@ def put(file: Path, socket: Path | None) -> None:
 def gc(socket: Path | None) -> None:
     """Delete what no image of a live session names."""
     with reached(socket) as client:
-        done = client.call(api.GcMediaRequest())
-    assert isinstance(done, api.GcResponse)
-    click.echo(f"kept {done.kept}, removed {done.removed}")
+        kept, removed = client.gc_media()
+    click.echo(f"kept {kept}, removed {removed}")

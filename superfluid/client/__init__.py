@@ -1,4 +1,5 @@
-"""A Python client of the session API. `Client` blocks, `WebClient` too, over `--web`; `AsyncClient` is for trio.
+"""A Python client of the session API. `Client` and, over `--web`, `WebClient` block; `AsyncClient` and
+`AsyncWebClient` are the same for trio.
 
 with Client() as client:
     session = client.session(system="You are brief.")
@@ -10,7 +11,7 @@ with Client() as client:
 from typing import TYPE_CHECKING
 
 from superfluid.client.address import default_socket
-from superfluid.client.client import Client, Connection, Session, Stream
+from superfluid.client.client import Client, Connection, Following, Session, Stream
 from superfluid.client.errors import (
     ClientError,
     ConnectionLost,
@@ -20,16 +21,18 @@ from superfluid.client.errors import (
     UnexpectedReply,
 )
 from superfluid.client.turns import ChatMessage, Chunk, Reply, ToolCall
-from superfluid.client.web import WebClient
 from superfluid.link.events import Descendants, Drop, Event, Finish, GenParams as Sampling, Replace
 
 if TYPE_CHECKING:
-    from superfluid.client.trio_client import AsyncClient, AsyncSession, AsyncStream
+    from superfluid.client.trio_client import AsyncClient, AsyncFollowing, AsyncSession, AsyncStream, AsyncWebClient
+    from superfluid.client.web import WebClient
 
 __all__ = [
     "AsyncClient",
+    "AsyncFollowing",
     "AsyncSession",
     "AsyncStream",
+    "AsyncWebClient",
     "ChatMessage",
     "Chunk",
     "Client",
@@ -40,6 +43,7 @@ __all__ = [
     "Drop",
     "Event",
     "Finish",
+    "Following",
     "NotReached",
     "Refused",
     "Replace",
@@ -56,8 +60,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in ("AsyncClient", "AsyncSession", "AsyncStream"):  # who blocks does not pay for importing trio
+    if name.startswith("Async") and name in __all__:  # who blocks does not pay for importing trio
         from superfluid.client import trio_client
 
         return getattr(trio_client, name)
+    if name == "WebClient":  # nor who uses the socket for HTTP
+        from superfluid.client.web import WebClient
+
+        return WebClient
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

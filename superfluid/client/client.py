@@ -15,11 +15,12 @@ import attrs
 from superfluid.client import operations
 from superfluid.client.address import default_socket
 from superfluid.client.errors import ClientError, ConnectionLost, NothingInFlight, NotReached
-from superfluid.client.frames import Responses, answers, frame
+from superfluid.client.frames import SocketWire
 from superfluid.client.operations import SessionRef, Steps, Tool
-from superfluid.client.turns import Chunk, Reply, TurnReader
+from superfluid.client.turns import Chunk, FollowReader, Reply, TurnReader
+from superfluid.client.wire import Wire, answers
 from superfluid.link import session_api as api
-from superfluid.link.events import GenParams
+from superfluid.link.events import Event, GenParams
 
 READ_BYTES = 64 * 1024
 KEPT = 4  # connections that wait for the next request
@@ -29,38 +30,45 @@ T = TypeVar("T")
 
 
 class Connection:
-    """One connection to a server's socket, blocking. Raises NotReached when no server is there."""
+    """One connection to a server, blocking."""
 
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    def __init__(self, connected: socket.socket, wire: Wire) -> None:
+        self._socket = connected
+        self._wire = wire
+        self._ended = False
+
+    @classmethod
+    def open(cls, path: Path) -> "Connection":
+        """Over the session socket at `path`. Raises NotReached when no server is there."""
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._socket.connect(os.fspath(path))
+            connected.connect(os.fspath(path))
         except OSError as error:
-            self._socket.close()
+            connected.close()
             raise NotReached(f"no server answers at {path}: {error.strerror or error}") from None
-        self._responses = Responses()
+        return cls(connected, SocketWire())
 
     def send(self, *requests: api.Request) -> None:
         """Ask; several are answered in order. Raises ConnectionLost."""
-        data = b"".join(map(frame, requests))
+        self._wire.ask(*requests)
         try:
-            self._socket.sendall(data)
+            self._socket.sendall(self._wire.outgoing())
         except OSError as error:
             raise ConnectionLost(f"the server closed the connection: {error.strerror or error}") from error
 
     def receive(self) -> api.Response | None:
         """The next response, whatever it is; none when the server has closed the connection."""
         while True:
-            response = self._responses.next()
-            if response is not None:
+            response = self._wire.next()
+            if response is not None or self._ended:
                 return response
             try:
+                self._socket.sendall(self._wire.outgoing())
                 data = self._socket.recv(READ_BYTES)
             except ConnectionError:
-                return None
-            if not data:
-                return None
-            self._responses.feed(data)
+                data = b""
+            self._ended = not data
+            self._wire.feed(data)
 
     def ask(self, request: api.Request) -> api.Response:
         """The answer of a request; Deltas and subscriptions' messages on the way are left out.
@@ -78,9 +86,10 @@ class Connection:
     @property
     def stale(self) -> bool:
         """Whether it cannot be asked again: closed by the server, or with bytes nobody asked for."""
-        return not (self._responses.empty and at_rest(self._socket.fileno()))
+        return self._ended or not (self._wire.idle and at_rest(self._socket.fileno()))
 
     def close(self) -> None:
+        """Let it go; a generation that runs over it is cancelled."""
         self._socket.close()
 
 
@@ -93,6 +102,14 @@ def at_rest(descriptor: int) -> bool:
 
 def _name(request: api.Request) -> str:
     return type(request).variant_name
+
+
+def _of_client(operation: Callable[P, Steps[T]]) -> "Callable[Concatenate[Client, P], T]":
+    @functools.wraps(operation)
+    def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(operation(*args, **kwargs))
+
+    return method
 
 
 class Client:
@@ -119,9 +136,9 @@ class Client:
         while self._kept:
             self._kept.pop().close()
 
-    def connect(self) -> Connection:
-        """A connection of one's own, for what this class has no method for; the caller closes it."""
-        return Connection(self.path)
+    def connect(self, *, following: bool = False) -> Connection:
+        """A connection of one's own; the caller closes it. `following`: one that takes subscriptions (here all do)."""
+        return Connection.open(self.path)
 
     def call(self, request: api.Request) -> api.Response:
         """Any request, and its answer."""
@@ -142,21 +159,15 @@ class Client:
         """A session by its id. Nothing is asked before it is used."""
         return Session(session, client=self)
 
-    def session_ids(self) -> list[int]:
-        """Ids of the live sessions, ascending, archived ones too."""
-        return self._run(operations.list_ids())
-
-    def sessions(self, include_archived: bool = False) -> list[api.Summary]:
-        """A line about each live session, ascending."""
-        return self._run(operations.list_summaries(include_archived))
-
-    def tree(self) -> list[tuple[int, int | None, int]]:
-        """(id, parent, fork point) of each session that is not archived, ascending."""
-        return self._run(operations.tree())
-
-    def metrics(self) -> str:
-        """The server's Prometheus page."""
-        return self._run(operations.metrics())
+    session_ids = _of_client(operations.session_ids)
+    sessions = _of_client(operations.sessions)
+    tree = _of_client(operations.tree)
+    metrics = _of_client(operations.metrics)
+    put_media = _of_client(operations.put_media)
+    gc_media = _of_client(operations.gc_media)
+    complete = _of_client(operations.complete)
+    set_background_rate = _of_client(operations.set_background_rate)
+    set_log_level = _of_client(operations.set_log_level)
 
     def _session(self, session: int, params: GenParams | None = None) -> "Session":
         return Session(session, params=params, client=self)
@@ -221,14 +232,22 @@ class Session(SessionRef):
     events = _blocking(operations.events)
     messages = _blocking(operations.messages)
     inspect = _blocking(operations.inspect)
-    open_tool_calls = _blocking(operations.open_tool_calls)
     sampling = _blocking(operations.sampling)
 
     append = _blocking(operations.append)
+    append_block = _blocking(operations.append_block)
+    append_image = _blocking(operations.append_image)
     system = _blocking(operations.system)
     user = _blocking(operations.user)
     assistant = _blocking(operations.assistant)
+
+    open_tool_calls = _blocking(operations.open_tool_calls)
+    ledger = _blocking(operations.ledger)
     tool_result = _blocking(operations.tool_result)
+    tool_outcome = _blocking(operations.tool_outcome)
+    request_tool_cancel = _blocking(operations.request_tool_cancel)
+    request_permission = _blocking(operations.request_permission)
+    respond_permission = _blocking(operations.respond_permission)
 
     generate = _blocking(operations.generate)
     cancel = _blocking(operations.cancel)
@@ -250,6 +269,13 @@ class Session(SessionRef):
         Without `max_tokens` it ends when the turn does or the window is full.
         """
         return Stream(self, TurnReader(self.id, max_tokens))
+
+    def follow(self, cursor: int = 0, *, previews: bool = False) -> "Following":
+        """The session's events from `cursor` on as they are committed, whoever causes them: `for item in ...`.
+
+        With `previews` also Chunks, text ahead of its commit: all of them together are the committed text.
+        """
+        return Following(self, FollowReader(self.id, cursor, previews))
 
 
 class Stream:
@@ -309,5 +335,49 @@ class Stream:
             connection.close()
             self._connection = None
             raise
+        finally:
+            self.close()
+
+
+class Following:
+    """A session's events as they are committed: iterate it once. It ends when the server ends it, or after `stop`."""
+
+    def __init__(self, session: Session, reader: FollowReader) -> None:
+        self._session = session
+        self._reader = reader
+        self._connection: Connection | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why it ended: `unsubscribed`, `lagged`, `purged` or `publisher closed`; none while it goes on."""
+        return self._reader.reason
+
+    def stop(self) -> None:
+        """Ask for no more, inside the loop; the iteration goes on with what is under way, and ends."""
+        if self._connection is not None and (request := self._reader.stop()) is not None:
+            self._connection.send(request)
+
+    def close(self) -> None:
+        """Let it go at once."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def __enter__(self) -> "Following":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Event | Chunk]:
+        if self._connection is not None or self._reader.reason is not None:
+            raise RuntimeError("a session is followed once; call follow again")
+        self._connection = connection = self._session._client.connect(following=True)
+        try:
+            connection.send(self._reader.request)
+            while self._reader.reason is None:
+                yield from self._reader.feed(connection.receive())
         finally:
             self.close()

@@ -2,7 +2,8 @@
 
 import struct
 
-from superfluid.client.errors import Throttled, UnexpectedReply, refusal
+from superfluid.client.errors import UnexpectedReply
+from superfluid.client.wire import Wire
 from superfluid.link import postcard, session_api as api
 
 LENGTH = struct.Struct("<I")
@@ -16,22 +17,25 @@ def frame(request: api.Request) -> bytes:
     return LENGTH.pack(len(payload)) + payload
 
 
-class Responses:
-    """Responses out of the bytes of a connection."""
+class SocketWire(Wire):
+    """Frames of a session socket."""
 
     def __init__(self) -> None:
+        self._asked = bytearray()
         self._buffer = bytearray()
 
-    @property
-    def empty(self) -> bool:
-        """Whether no byte waits for the rest of its response."""
-        return not self._buffer
+    def ask(self, *requests: api.Request) -> None:
+        self._asked += b"".join(map(frame, requests))
+
+    def outgoing(self) -> bytes:
+        data = bytes(self._asked)
+        self._asked.clear()
+        return data
 
     def feed(self, data: bytes) -> None:
         self._buffer += data
 
     def next(self) -> api.Response | None:
-        """The next whole response; none when more bytes are wanted. Raises UnexpectedReply."""
         buffer = self._buffer
         if len(buffer) < LENGTH.size:
             return None
@@ -48,14 +52,6 @@ class Responses:
         except postcard.PostcardError as error:
             raise UnexpectedReply(f"the server's answer does not decode: {error}") from error
 
-
-ASIDE = (api.DeltaResponse, api.SubEventResponse, api.SubProvisionalResponse, api.SubEndedResponse)
-
-
-def answers(response: api.Response) -> bool:
-    """Whether a response answers a request; the others come beside it. Raises the error that an answer tells of."""
-    if isinstance(response, api.ErrResponse):
-        raise refusal(response.message)
-    if isinstance(response, api.ThrottledResponse):
-        raise Throttled(response.retry_after_ms)
-    return not isinstance(response, ASIDE)
+    @property
+    def idle(self) -> bool:
+        return not self._asked and not self._buffer

@@ -19,6 +19,10 @@ T = TypeVar("T")
 Steps = Generator[api.Request, api.Response, T]
 Tool = str | Mapping[str, Any]
 
+COMPLETION_TOKENS = 64
+PREFIX_FIRST = 0  # mode of a completion
+OUTCOME_FAILED, OUTCOME_CANCELLED = 1, 2
+
 KEEPS_CONNECTION = (
     Refused,
     Throttled,
@@ -65,12 +69,12 @@ def new_session(
     return make(created.session, params)
 
 
-def list_ids() -> Steps[list[int]]:
+def session_ids() -> Steps[list[int]]:
     """Ids of the live sessions, ascending, archived ones too."""
     return (yield from ask(api.ListRequest(), api.SessionsResponse)).ids
 
 
-def list_summaries(include_archived: bool = False) -> Steps[list[api.Summary]]:
+def sessions(include_archived: bool = False) -> Steps[list[api.Summary]]:
     """A line about each live session, ascending."""
     return (yield from ask(api.SessionsRequest(include_archived), api.SessionListResponse)).sessions
 
@@ -83,6 +87,37 @@ def tree() -> Steps[list[tuple[int, int | None, int]]]:
 def metrics() -> Steps[str]:
     """The server's Prometheus page."""
     return (yield from ask(api.MetricsRequest(), api.TextResponse)).text
+
+
+def set_background_rate(divisor: int) -> Steps[None]:
+    """Give background work a turn in every `divisor` ticks only; 1 is every tick."""
+    yield from ask(api.SetBackgroundRateRequest(divisor), api.AckResponse)
+
+
+def set_log_level(directive: str) -> Steps[None]:
+    """The server's log filter from now on, such as `info,superfluid.scheduler=debug`."""
+    yield from ask(api.SetLogLevelRequest(directive), api.AckResponse)
+
+
+def put_media(data: bytes, mime: str = "") -> Steps[str]:
+    """Store an image's bytes; the hash that names them. Storing the same bytes twice is one blob."""
+    return (yield from ask(api.PutMediaRequest(data, mime), api.MediaResponse)).hash
+
+
+def gc_media() -> Steps[tuple[int, int]]:
+    """Delete stored media that no live session names; how many files stay and how many went."""
+    done = yield from ask(api.GcMediaRequest(), api.GcResponse)
+    return done.kept, done.removed
+
+
+def complete(
+    prefix: str, suffix: str = "", max_tokens: int = COMPLETION_TOKENS, mode: int = PREFIX_FIRST
+) -> Steps[api.CompletionResponse]:
+    """What belongs between two texts, greedily; no session is made. Raises NoFimDialect, Throttled.
+
+    `mode` 1 shows the model the suffix first. The answer's `expired`: the deadline came before the end.
+    """
+    return (yield from ask(api.CompleteRequest(prefix, suffix, mode, max_tokens), api.CompletionResponse))
 
 
 # ---- reading
@@ -104,12 +139,6 @@ def messages(session: SessionRef) -> Steps[list[ChatMessage]]:
 def inspect(session: SessionRef) -> Steps[api.Inspection]:
     """All there is to know of a session, its events and tokens included."""
     return (yield from ask(api.InspectRequest(session.id), api.InspectionResponse)).inspection
-
-
-def open_tool_calls(session: SessionRef) -> Steps[list[ToolCall]]:
-    """Calls that wait for a result, ascending by id."""
-    found = yield from ask(api.OpenToolCallsRequest(session.id), api.ToolCallsResponse)
-    return [ToolCall(*entry) for entry in found.calls]
 
 
 def sampling(session: SessionRef) -> Steps[ev.GenParams]:
@@ -145,14 +174,69 @@ def assistant(session: SessionRef, text: str) -> Steps[ev.Event]:
     return (yield from _committed(api.AppendMessageRequest(session.id, ev.Role.ASSISTANT, text)))
 
 
-def tool_result(session: SessionRef, tool_call: ToolCall | int, content: str) -> Steps[ev.Event]:
-    """Append the result of an open tool call."""
-    number = tool_call.id if isinstance(tool_call, ToolCall) else tool_call
-    return (yield from _committed(api.AppendToolResultRequest(session.id, number, content)))
+def append_block(
+    session: SessionRef, kind: int, payload: str | Mapping[str, Any], role: int = ev.Role.USER
+) -> Steps[ev.Event]:
+    """Append a block with its JSON: 1 diff, 2 artifact, 3 citation, 4 progress, 5 diagnostic, 6 file reference."""
+    text = payload if isinstance(payload, str) else orjson.dumps(payload).decode()
+    return (yield from _committed(api.AppendBlockRequest(session.id, role, kind, text)))
+
+
+def append_image(
+    session: SessionRef, blob: str, pre_text: str = "", post_text: str = "", role: int = ev.Role.USER
+) -> Steps[ev.Event]:
+    """Append a turn with an image that `put_media` stored, between two texts. Raises UnknownMedia, MediaTooLarge."""
+    return (yield from _committed(api.AppendImageRequest(session.id, role, blob, pre_text, post_text)))
 
 
 def _committed(request: api.Request) -> Steps[ev.Event]:
     return (yield from ask(request, api.CommittedResponse)).event
+
+
+# ---- tool calls
+
+
+def open_tool_calls(session: SessionRef) -> Steps[list[ToolCall]]:
+    """Calls that wait for a result, ascending by id."""
+    found = yield from ask(api.OpenToolCallsRequest(session.id), api.ToolCallsResponse)
+    return [ToolCall(*entry) for entry in found.calls]
+
+
+def ledger(session: SessionRef) -> Steps[dict[int, api.LedgerEntry]]:
+    """Every call of this session by id, ascending: what became of it, and until when its executor has it."""
+    return dict((yield from ask(api.LedgerRequest(session.id), api.LedgerResponse)).entries)
+
+
+def tool_result(session: SessionRef, tool_call: ToolCall | int, content: str) -> Steps[ev.Event]:
+    """Append the result of an open tool call."""
+    return (yield from _committed(api.AppendToolResultRequest(session.id, _call(tool_call), content)))
+
+
+def tool_outcome(
+    session: SessionRef, tool_call: ToolCall | int, *, cancelled: bool = False, note: str = ""
+) -> Steps[ev.Event]:
+    """Close an open tool call that has no result: it failed, or was cancelled. The model does not see it."""
+    outcome = OUTCOME_CANCELLED if cancelled else OUTCOME_FAILED
+    return (yield from _committed(api.AppendToolOutcomeRequest(session.id, _call(tool_call), outcome, note)))
+
+
+def request_tool_cancel(session: SessionRef, tool_call: ToolCall | int) -> Steps[ev.Event]:
+    """Ask whoever runs an open tool call to stop; it stays open until its result or outcome comes."""
+    return (yield from _committed(api.RequestToolCancelRequest(session.id, _call(tool_call))))
+
+
+def request_permission(session: SessionRef, tool_call: ToolCall | int, text: str) -> Steps[ev.Event]:
+    """Ask for leave to run an open tool call (0: for anything). Its event names the request."""
+    return (yield from _committed(api.RequestPermissionRequest(session.id, _call(tool_call), text)))
+
+
+def respond_permission(session: SessionRef, request: ev.Event | int, granted: bool) -> Steps[ev.Event]:
+    """Answer a request for permission, named by its event."""
+    return (yield from _committed(api.RespondPermissionRequest(session.id, _number(request), granted)))
+
+
+def _call(tool_call: ToolCall | int) -> int:
+    return tool_call.id if isinstance(tool_call, ToolCall) else tool_call
 
 
 # ---- generating

@@ -12,54 +12,59 @@ import attrs
 import trio
 
 from superfluid.client import operations
-from superfluid.client.address import default_socket
+from superfluid.client.address import default_home, default_socket
 from superfluid.client.client import KEPT, READ_BYTES, at_rest
 from superfluid.client.errors import ClientError, ConnectionLost, NothingInFlight, NotReached
-from superfluid.client.frames import Responses, answers, frame
+from superfluid.client.frames import SocketWire
 from superfluid.client.operations import SessionRef, Steps, Tool
-from superfluid.client.turns import Chunk, Reply, TurnReader
+from superfluid.client.turns import Chunk, FollowReader, Reply, TurnReader
+from superfluid.client.web import Site
+from superfluid.client.wire import Wire, answers
 from superfluid.link import session_api as api
-from superfluid.link.events import GenParams
+from superfluid.link.events import Event, GenParams
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class AsyncConnection:
-    """One connection to a server's socket, made by `open`."""
+    """One connection to a server."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream, wire: Wire) -> None:
         self._stream = stream
-        self._responses = Responses()
+        self._wire = wire
+        self._ended = False
 
     @classmethod
     async def open(cls, path: Path) -> "AsyncConnection":
-        """Raises NotReached when no server is there."""
+        """Over the session socket at `path`. Raises NotReached when no server is there."""
         try:
-            return cls(await trio.open_unix_socket(path))
+            return cls(await trio.open_unix_socket(path), SocketWire())
         except OSError as error:
             raise NotReached(f"no server answers at {path}: {error.strerror or error}") from None
 
     async def send(self, *requests: api.Request) -> None:
         """Ask; several are answered in order. Raises ConnectionLost."""
+        self._wire.ask(*requests)
         try:
-            await self._stream.send_all(b"".join(map(frame, requests)))
+            await self._stream.send_all(self._wire.outgoing())
         except trio.BrokenResourceError as error:
             raise ConnectionLost("the server closed the connection") from error
 
     async def receive(self) -> api.Response | None:
         """The next response, whatever it is; none when the server has closed the connection."""
         while True:
-            response = self._responses.next()
-            if response is not None:
+            response = self._wire.next()
+            if response is not None or self._ended:
                 return response
             try:
-                data = await self._stream.receive_some(READ_BYTES)
+                if data := self._wire.outgoing():
+                    await self._stream.send_all(data)
+                data = bytes(await self._stream.receive_some(READ_BYTES))
             except trio.BrokenResourceError:
-                return None
-            if not data:
-                return None
-            self._responses.feed(data)
+                data = b""
+            self._ended = not data
+            self._wire.feed(data)
 
     async def ask(self, request: api.Request) -> api.Response:
         """The answer of a request; Deltas and subscriptions' messages on the way are left out.
@@ -78,10 +83,19 @@ class AsyncConnection:
     @property
     def stale(self) -> bool:
         """Whether it cannot be asked again: closed by the server, or with bytes nobody asked for."""
-        return not (self._responses.empty and at_rest(self._stream.socket.fileno()))
+        return self._ended or not (self._wire.idle and at_rest(self._stream.socket.fileno()))
 
     async def aclose(self) -> None:
+        """Let it go; a generation that runs over it is cancelled."""
         await trio.aclose_forcefully(self._stream)
+
+
+def _of_client(operation: Callable[P, Steps[T]]) -> "Callable[Concatenate[AsyncClient, P], Awaitable[T]]":
+    @functools.wraps(operation)
+    async def method(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._run(operation(*args, **kwargs))
+
+    return method
 
 
 class AsyncClient:
@@ -104,8 +118,8 @@ class AsyncClient:
         while self._kept:
             await self._kept.pop().aclose()
 
-    async def connect(self) -> AsyncConnection:
-        """A connection of one's own, for what this class has no method for; the caller closes it."""
+    async def connect(self, *, following: bool = False) -> AsyncConnection:
+        """A connection of one's own; the caller closes it. `following`: one that takes subscriptions (here all do)."""
         return await AsyncConnection.open(self.path)
 
     async def call(self, request: api.Request) -> api.Response:
@@ -127,21 +141,15 @@ class AsyncClient:
         """A session by its id. Nothing is asked before it is used."""
         return AsyncSession(session, client=self)
 
-    async def session_ids(self) -> list[int]:
-        """Ids of the live sessions, ascending, archived ones too."""
-        return await self._run(operations.list_ids())
-
-    async def sessions(self, include_archived: bool = False) -> list[api.Summary]:
-        """A line about each live session, ascending."""
-        return await self._run(operations.list_summaries(include_archived))
-
-    async def tree(self) -> list[tuple[int, int | None, int]]:
-        """(id, parent, fork point) of each session that is not archived, ascending."""
-        return await self._run(operations.tree())
-
-    async def metrics(self) -> str:
-        """The server's Prometheus page."""
-        return await self._run(operations.metrics())
+    session_ids = _of_client(operations.session_ids)
+    sessions = _of_client(operations.sessions)
+    tree = _of_client(operations.tree)
+    metrics = _of_client(operations.metrics)
+    put_media = _of_client(operations.put_media)
+    gc_media = _of_client(operations.gc_media)
+    complete = _of_client(operations.complete)
+    set_background_rate = _of_client(operations.set_background_rate)
+    set_log_level = _of_client(operations.set_log_level)
 
     def _session(self, session: int, params: GenParams | None = None) -> "AsyncSession":
         return AsyncSession(session, params=params, client=self)
@@ -208,14 +216,22 @@ class AsyncSession(SessionRef):
     events = _awaited(operations.events)
     messages = _awaited(operations.messages)
     inspect = _awaited(operations.inspect)
-    open_tool_calls = _awaited(operations.open_tool_calls)
     sampling = _awaited(operations.sampling)
 
     append = _awaited(operations.append)
+    append_block = _awaited(operations.append_block)
+    append_image = _awaited(operations.append_image)
     system = _awaited(operations.system)
     user = _awaited(operations.user)
     assistant = _awaited(operations.assistant)
+
+    open_tool_calls = _awaited(operations.open_tool_calls)
+    ledger = _awaited(operations.ledger)
     tool_result = _awaited(operations.tool_result)
+    tool_outcome = _awaited(operations.tool_outcome)
+    request_tool_cancel = _awaited(operations.request_tool_cancel)
+    request_permission = _awaited(operations.request_permission)
+    respond_permission = _awaited(operations.respond_permission)
 
     generate = _awaited(operations.generate)
     cancel = _awaited(operations.cancel)
@@ -237,6 +253,14 @@ class AsyncSession(SessionRef):
         Without `max_tokens` it ends when the turn does or the window is full.
         """
         return AsyncStream(self, TurnReader(self.id, max_tokens))
+
+    def follow(self, cursor: int = 0, *, previews: bool = False) -> "AsyncFollowing":
+        """The session's events from `cursor` on as they are committed, whoever causes them.
+
+        `async with session.follow() as following: async for item in following: ...`. With `previews` also Chunks, text
+        ahead of its commit: all of them together are the committed text.
+        """
+        return AsyncFollowing(self, FollowReader(self.id, cursor, previews))
 
 
 class AsyncStream:
@@ -311,3 +335,74 @@ class AsyncStream:
         except BaseException:
             await self._connection.aclose()
             raise
+
+
+class AsyncFollowing:
+    """A session's events as they are committed, `async for` inside `async with`. It ends when the server ends it, or
+    after `stop`."""
+
+    def __init__(self, session: AsyncSession, reader: FollowReader) -> None:
+        self._session = session
+        self._reader = reader
+        self._connection: AsyncConnection | None = None
+        self._items: list[Event | Chunk] = []  # that one response brought, last first
+
+    @property
+    def reason(self) -> str | None:
+        """Why it ended: `unsubscribed`, `lagged`, `purged` or `publisher closed`; none while it goes on."""
+        return self._reader.reason
+
+    async def stop(self) -> None:
+        """Ask for no more; the iteration goes on with what is under way, and ends."""
+        if self._connection is not None and (request := self._reader.stop()) is not None:
+            await self._connection.send(request)
+
+    async def aclose(self) -> None:
+        """Let it go at once."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.aclose()
+
+    async def __aenter__(self) -> "AsyncFollowing":
+        self._connection = await self._session._client.connect(following=True)
+        try:
+            await self._connection.send(self._reader.request)
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> "AsyncFollowing":
+        return self
+
+    async def __anext__(self) -> Event | Chunk:
+        while not self._items:
+            if self._reader.reason is not None:
+                raise StopAsyncIteration
+            if self._connection is None:
+                raise RuntimeError("a session is followed inside the `async with`")
+            self._items = list(self._reader.feed(await self._connection.receive()))[::-1]
+        return self._items.pop()
+
+
+class AsyncWebClient(AsyncClient):
+    """A running server, at the `api-web` address that it says when it starts, for trio. Arguments as for WebClient."""
+
+    def __init__(self, url: str, token: str | os.PathLike[str] | None = None, *, origin: str | None = None) -> None:
+        super().__init__(default_home())
+        self.url = url
+        self._site = Site.of(url, token, origin)
+
+    async def connect(self, *, following: bool = False) -> AsyncConnection:
+        """A connection of one's own; the caller closes it. `following`: a WebSocket, which takes subscriptions."""
+        wire = await trio.to_thread.run_sync(self._site.wire, following)
+        address = self._site.address
+        try:
+            return AsyncConnection(await trio.open_tcp_stream(address.host, address.port), wire)
+        except OSError as error:
+            raise self._site.not_reached(error) from None

@@ -1,4 +1,5 @@
-"""What a generation becomes for its caller: chunks while it runs, a reply at its end, messages when it is read back."""
+"""What a generation becomes for its caller: chunks while it runs, a reply at its end, messages when it is read back;
+and what a session's follower sees of it."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
@@ -6,7 +7,7 @@ from typing import Literal
 import attrs
 
 from superfluid.client.errors import ConnectionLost, UnexpectedReply
-from superfluid.client.frames import answers
+from superfluid.client.wire import answers
 from superfluid.link import events as ev, session_api as api
 
 Kind = Literal["text", "reasoning"]
@@ -156,3 +157,34 @@ class TurnReader:
         if ahead > 0:
             self._shown[channel] = reached
             yield Chunk(kind, text[-ahead:])
+
+
+class FollowReader:
+    """A subscription without its connection: the request that starts it, events and chunks out of the replies."""
+
+    def __init__(self, session: int, cursor: int, previews: bool) -> None:
+        self.request = api.SubscribeRequest(session, cursor, previews)
+        self.reason: str | None = None
+        self._number: int | None = None
+
+    def stop(self) -> api.Request | None:
+        """The request that ends it; none when there is nothing to end."""
+        return None if self._number is None or self.reason is not None else api.UnsubscribeRequest(self._number)
+
+    def feed(self, response: api.Response | None) -> Iterator[ev.Event | Chunk]:
+        """What a response brings; `reason` is set by the last one. None: the connection ended. Raises ClientError."""
+        match response:
+            case None:
+                raise ConnectionLost("the server closed the connection of one who followed a session")
+            case api.SubscribedResponse(number):
+                self._number = number
+            case api.SubEventResponse(_, event):
+                yield event
+            case api.SubProvisionalResponse(_, channel, text) if (kind := KINDS.get(channel)) is not None:
+                yield Chunk(kind, text)
+            case api.SubEndedResponse(_, reason):
+                self.reason = reason
+            case api.UnsubscribedResponse():
+                pass
+            case _ if answers(response):
+                raise UnexpectedReply(f"{type(response).variant_name} does not answer Subscribe")

@@ -17,7 +17,7 @@ from superfluid.api import socket as session_socket
 from superfluid.api.socket import SocketTaken, bind, run_socket, serve_connection
 from superfluid.client import Finish
 from superfluid.client.errors import NothingInFlight, Refused, SessionBusy, UnknownSession
-from superfluid.client.frames import LENGTH, Responses, frame
+from superfluid.client.frames import LENGTH, SocketWire, frame
 from superfluid.client.trio_client import AsyncConnection, AsyncSession
 from superfluid.daemon.daemon import Daemon
 from superfluid.link import events as ev, postcard, session_api as api
@@ -121,7 +121,7 @@ def test_garbage_never_brings_the_server_down(served: Served, payloads: list[byt
     """Frames of random bytes are answered or end the connection; what was answered decodes."""
     server = served("loop")
     data = b"".join(LENGTH.pack(len(payload)) + payload for payload in payloads) + tail
-    responses = Responses()
+    responses = SocketWire()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(SOON)
         connection.connect(str(server.path))
@@ -142,7 +142,7 @@ async def test_bytes_after_a_message_are_ignored(served: Served) -> None:
     stream = await raw(served("loop"))
     payload = postcard.encode(api.ListRequest()) + b"a later field"
     await stream.send_all(LENGTH.pack(len(payload)) + payload)
-    responses = Responses()
+    responses = SocketWire()
     while (response := responses.next()) is None:
         responses.feed(await stream.receive_some(65536))
     assert isinstance(response, api.SessionsResponse)
@@ -159,7 +159,7 @@ async def test_a_request_may_come_byte_by_byte(served: Served) -> None:
 def test_an_answer_that_no_frame_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_socket, "MAX_FRAME", 200)
     assert len(session_socket.frame(api.TextResponse("x" * 100))) < 200
-    responses = Responses()
+    responses = SocketWire()
     responses.feed(session_socket.frame(api.TextResponse("x" * 300)))
     refused = responses.next()
     assert isinstance(refused, api.ErrResponse)
@@ -173,7 +173,7 @@ async def test_a_request_that_fails_inside_is_told_and_the_connection_goes_on() 
     model: Any = SimpleNamespace(sessions=SimpleNamespace(session_ids=fail, tree=list))
     daemon = Daemon(Path(), [model], Metrics("test"))
     ours, theirs = socket.socketpair()
-    connection = AsyncConnection(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+    connection = AsyncConnection(trio.SocketStream(trio.socket.from_stdlib_socket(ours)), SocketWire())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_connection, daemon, trio.SocketStream(trio.socket.from_stdlib_socket(theirs)))
         await connection.send(api.ListRequest(), api.TreeRequest())

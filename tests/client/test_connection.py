@@ -10,7 +10,7 @@ import trio
 
 from superfluid.client import AsyncClient, Client, ConnectionLost, NotReached, Refused, UnexpectedReply, default_socket
 from superfluid.client.errors import Throttled
-from superfluid.client.frames import LENGTH, Responses, frame
+from superfluid.client.frames import LENGTH, SocketWire, frame
 from superfluid.link import events as ev, session_api as api
 from tests.client.double import Answer, Double, packed
 
@@ -118,7 +118,7 @@ def test_deltas_and_subscriptions_stand_aside(serve: Serve) -> None:
 def test_responses_in_any_pieces() -> None:
     data = packed(api.SessionsResponse([1, 2])) + packed(api.AckResponse()) + packed(api.ErrResponse("no"))
     for size in range(1, len(data) + 1):
-        responses = Responses()
+        responses = SocketWire()
         found = []
         for at in range(0, len(data), size):
             responses.feed(data[at : at + size])
