@@ -9,7 +9,7 @@ from superfluid.link.events import Descendants
 from superfluid.scheduler.keeping import Keeper
 from superfluid.scheduler.loop import Scheduler
 from superfluid.sessions import rules
-from superfluid.sessions.errors import PurgeTimeout, SessionError, StoreError
+from superfluid.sessions.errors import LogIOError, PurgeTimeout, SessionError, StoreError
 from superfluid.sessions.store import Store, now_unix_ms
 
 QUIESCE = 10.0  # seconds that a session's generation may take to end once it is cancelled
@@ -59,6 +59,8 @@ class Purges:
         try:
             for target in targets:
                 await self._quiet(target)
+            for target in targets:
+                await self._erase_states(target, targets)
             await store.perform(lambda: rules.purge(store, session, expected, mode))
         finally:
             fenced.difference_update(targets)
@@ -68,6 +70,22 @@ class Purges:
             self._keeper.purged(target)
             self._forget(target)
         return targets
+
+    async def _erase_states(self, session: int, going: list[int]) -> None:
+        """Delete what the disk tier has of a session, before its purge commits: a crash leaves it cold, not in part.
+
+        What its parent or a child has too, and lives, stays for them.
+        """
+        relatives = self._store.children(session)
+        if (parent := self._store.living_parent(session)) is not None:
+            relatives.append(parent)
+        kin = (relative.tokens() for relative in relatives if relative.id not in going)
+        try:
+            await self._keeper.erase(self._store.session(session).tokens(), kin)
+        except OSError as error:
+            raise LogIOError(
+                self._store.directory, f"what the disk tier has of session {session} stays: {error}"
+            ) from error
 
     async def _quiet(self, session: int) -> None:
         with trio.move_on_after(QUIESCE):

@@ -5,7 +5,7 @@ import logging
 import os
 import struct
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -155,6 +155,10 @@ class DiskTier:
             going.append(oldest)
         return [old for old in going if old.path != file.path or old is file]
 
+    def within(self, ids: Ids) -> list[CacheFile]:
+        """The files that hold nothing but a beginning of a stream."""
+        return list(self._index.prefixes(ids))
+
     def forget(self, file: CacheFile) -> None:
         if file in self._used:
             del self._used[file]
@@ -222,6 +226,13 @@ class DiskTier:
     def delete(self, path: Path) -> None:
         with contextlib.suppress(OSError):
             self._os.remove(path)
+
+    def erase(self, files: Sequence[CacheFile]) -> None:
+        """Delete files whose content must not stay. Raises OSError."""
+        for file in files:
+            self._os.remove(file.path)
+        if files:
+            self._os.sync_directory(self.directory)
 
 
 def _read_head(path: Path) -> CacheFile:

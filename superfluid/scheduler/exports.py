@@ -80,6 +80,7 @@ class Writer:
         self._idle = trio.Event()
         self._idle.set()
         self._limiter = trio.CapacityLimiter(1)
+        self._over = False
 
     @property
     def has_room(self) -> bool:
@@ -92,17 +93,27 @@ class Writer:
     def add(self, what: str, run: Callable[[], None], done: Callable[[bool], None] = lambda ok: None) -> None:
         """Have `run` called in the writer's thread, then `done(whether it raised nothing)` here.
 
-        Who can wait or do without asks `has_room` first.
+        Who can wait or do without asks `has_room` first. Once the writer has stopped, nothing is run.
         """
+        if self._over:
+            done(False)
+            return
         self._tasks.append(Task(what, run, done))
         self._idle = trio.Event() if self._idle.is_set() else self._idle
         self._wake.set()
+
+    async def caught_up(self) -> None:
+        """Return once what was added before this call is done; what comes behind it is not waited for."""
+        here = trio.Event()
+        self.add("waiting for the writer", lambda: None, lambda ok: here.set())
+        await here.wait()
 
     async def run(self) -> None:
         """Work until cancelled; what is under way then is finished, the rest is not done."""
         try:
             await self._work()
         finally:
+            self._over = True
             while self._tasks:
                 self._tasks.popleft().done(False)
 

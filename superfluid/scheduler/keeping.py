@@ -19,6 +19,7 @@ from superfluid.scheduler.lanes import Lane, Source, Ticket
 from superfluid.scheduler.link import EngineRefused, LinkFault, status_name
 from superfluid.scheduler.parks import Parks, holds
 from superfluid.scheduler.rates import Rates
+from superfluid.scheduler.shared import common_prefix
 from superfluid.scheduler.states import UNREADABLE, Ids, SavedState, adopt, export, publish, restore
 from superfluid.sessions import park
 from superfluid.sessions.files import Files
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 GIGABYTE = 1 << 30
 READERS = 2
 """Files that are read at once."""
+
+NO_BOUND = 1 << 62
+"""Bytes that no disk has: files of a disk tier that is off stay as they are, until their sessions are purged."""
 
 
 class ParkMode(Enum):
@@ -89,7 +93,8 @@ class Keeper:
         artifacts = park.Parks(directory / "park", settings.park_budget, files)
         self.parks = Parks(artifacts, self._writer)
         self._parking = settings.park is not ParkMode.NEVER
-        self.disk = DiskTier(directory / "cache", settings.disk_budget, files) if settings.disk_budget else None
+        self._tier = DiskTier(directory / "cache", settings.disk_budget or NO_BOUND, files)
+        self.disk = self._tier if settings.disk_budget else None  # what is there is known also while it is off
         self.disk_scanned = trio.Event()
         self._loads: dict[Ticket, Choice] = {}
         self._nursery: trio.Nursery | None = None
@@ -107,6 +112,7 @@ class Keeper:
         """Read what parks there are. Blocks."""
         keeper = cls(directory, settings, metrics, files)
         try:
+            keeper.parks.artifacts.remove_unfinished()
             if keeper._parking:
                 keeper.parks.open()
             elif left := keeper.parks.artifacts.sessions():
@@ -135,14 +141,13 @@ class Keeper:
         await self._writer.wait_idle()
 
     async def _scan(self) -> None:
-        if self.disk is not None:
-            try:
-                found = await trio.to_thread.run_sync(self.disk.scan, limiter=self._readers)
-            except OSError as error:
-                log.warning("what the prefix cache had on disk is not used: %s", error)
-                found = []
-            for file in found:
-                self._delete(self.disk, self.disk.add(file))
+        try:
+            found = await trio.to_thread.run_sync(self._tier.scan, limiter=self._readers)
+        except OSError as error:
+            log.warning("what the prefix cache had on disk is not used: %s", error)
+            found = []
+        for file in found:
+            self._delete(self._tier, self._tier.add(file))
         self.disk_scanned.set()
 
     def _delete(self, disk: DiskTier, files: list[CacheFile]) -> None:
@@ -152,6 +157,23 @@ class Keeper:
     def tier(self, session: int) -> tuple[int, int] | None:
         """(covered tokens, encoding) of a parked session."""
         return self.parks.tier(session) if self._parking else None
+
+    async def erase(self, ids: Ids, kin: Iterable[Ids]) -> None:
+        """Before a session is purged: delete the files of the disk tier that hold nothing but a beginning of its
+        stream `ids`, and of no stream of `kin` (looked at only when there are such files).
+
+        None of its generations may run. Raises OSError; nothing that still has a file is forgotten then.
+        """
+        await self.disk_scanned.wait()
+        await self._writer.caught_up()  # with its last generation's file
+        going = self._tier.within(ids)
+        if not going:
+            return
+        shared = max((common_prefix(ids, other) for other in kin), default=0)
+        going = [file for file in going if file.covered > shared]
+        await trio.to_thread.run_sync(self._tier.erase, going, limiter=self._readers)
+        for file in going:
+            self._tier.forget(file)
 
     def purged(self, session: int) -> None:
         """A session is no more."""
@@ -220,7 +242,7 @@ class Keeper:
         if budgeted:
             self._budget.charge(now - started, now)
         if disk is not None:
-            self._write(disk, saved)
+            self._write(disk, saved, lane.ticket)
             return
         session = lane.ticket.job.session
         assert session is not None
@@ -229,7 +251,7 @@ class Keeper:
             lane.ticket.parked = True
             lane.publish = not lossy
 
-    def _write(self, disk: DiskTier, saved: SavedState) -> None:
+    def _write(self, disk: DiskTier, saved: SavedState, ticket: Ticket) -> None:
         file = disk.plan(saved)
         if file.size > disk.budget:
             saved.discard()
@@ -237,7 +259,9 @@ class Keeper:
 
         def done(ok: bool) -> None:
             saved.discard()
-            if ok:
+            if ok and ticket.failure is not None:  # the log does not have all of its tokens: a purge would not find it
+                self._delete(disk, [file])
+            elif ok:
                 self._delete(disk, disk.add(file))
 
         self._writer.add(f"{file.path} is not written", partial(disk.write, file, saved), done)

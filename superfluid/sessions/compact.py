@@ -7,7 +7,8 @@ rename puts it in its place, so that a crash finds either of them.
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 PIECE = 1 << 20  # bytes that are copied at once
 BLOCK = ev.Body.variants.index(ev.Block)
 IMAGE = 7  # the kind of an image block
+BLOB = re.compile(r"[0-9a-f]{64}")
 NO_PARAMS = ev.GenParams(temperature=0.0, top_p=0.0, min_p=0.0, top_k=0, seed=0)
 
 Offsets = npt.NDArray[np.uint64]
@@ -140,6 +142,7 @@ class Rewrite:
     def __init__(self, wal: Wal, files: Files) -> None:
         self.wal = wal
         self.purged: frozenset[int] = frozenset()
+        self.unnamed: set[str] = set()  # media blobs that only what goes names
         self.error: LogIOError | None = None  # for who waits while another task finishes it
         self._files = files
         self._path = companion(wal.path, "compact")
@@ -172,6 +175,9 @@ class Rewrite:
                 self.purged = todo.purged
                 if not todo.changes or stop():
                     return False
+                self.unnamed = _blobs_in(data, index, ~todo.keep, version)
+                if self.unnamed:
+                    self.unnamed -= _blobs_in(data, index, todo.keep, version)
                 sizes = self._place(index, todo, start)
                 self._files.remove(self._path)
                 self._descriptor = self._files.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -280,15 +286,26 @@ def _pieces(data: Mapped, start: int, offsets: Offsets, sizes: npt.NDArray[np.ui
 def named_blobs(data: Mapped, version: int) -> set[str]:
     """The blobs that image blocks of live sessions name, in a log's bytes."""
     index, _, _ = records.scan(data, len(records.MAGIC) if version > 1 else 0, version)
-    stays = plan(data, index, version).keep
+    return _blobs_in(data, index, plan(data, index, version).keep, version)
+
+
+def _blobs_in(data: Mapped, index: Index, frames: npt.NDArray[np.bool_], version: int) -> set[str]:
+    """The blobs that image blocks name, among these frames."""
     found: set[str] = set()
-    for offset in index.offset[stays & np.isin(index.variant, (BLOCK, REROOTED))].tolist():
+    for offset in index.offset[frames & np.isin(index.variant, (BLOCK, REROOTED))].tolist():
         length, _ = HEADER.unpack_from(data, offset)
         start = offset + HEADER.size
         body = records.event(bytes(data[start : start + length]), version)[1].body
         bodies = [inner for _, inner in body.prefix] if isinstance(body, ev.Rerooted) else [body]
         found.update(blob for one in bodies if isinstance(one, ev.Block) and (blob := _blob(one)))
     return found
+
+
+def remove_blobs(store: Path, blobs: Iterable[str], files: Files) -> None:
+    """Delete blobs from a store's media pool. Raises OSError."""
+    for blob in blobs:
+        if BLOB.fullmatch(blob):
+            files.remove(store / "media" / blob)
 
 
 def _blob(block: ev.Block) -> str | None:
@@ -340,6 +357,7 @@ def _compact(directory: Path, path: Path, files: Files) -> Compacted:
         before = wal.length
         rewrite = Rewrite(wal, files)
         if rewrite.copy():
+            remove_blobs(directory, rewrite.unnamed, files)
             rewrite.finish()
             rewrite.settle()
             if not rewrite.named:
@@ -349,6 +367,8 @@ def _compact(directory: Path, path: Path, files: Files) -> Compacted:
         http.close()
         for session in rewrite.purged:
             files.remove(directory / "park" / f"{session}.park")
+        for unfinished in (*directory.glob("park/*.tmp"), *directory.glob("cache/*.tmp"), *directory.glob("media/.*")):
+            files.remove(unfinished)
         return Compacted(path, before, wal.length)
     except OSError as error:
         raise LogIOError(path, f"it cannot be compacted: {error}") from error

@@ -188,6 +188,12 @@ class Parks:
             return None
         return artifact if artifact.digest == prefix_digest(stream[: artifact.covered]) else None
 
+    def remove_unfinished(self) -> None:
+        """Delete what a crash left half written. Only while nobody writes."""
+        if self.directory.is_dir():
+            for path in self.directory.glob(f"*{SUFFIX}.tmp"):
+                self._files.remove(path)
+
     def remove(self, session: int) -> None:
         self._files.remove(self.path(session))
 

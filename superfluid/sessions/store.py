@@ -17,7 +17,7 @@ import trio
 from superfluid.link import events as ev
 from superfluid.sessions import records, store_id
 from superfluid.sessions.activity import Activity
-from superfluid.sessions.compact import Rewrite, named_blobs
+from superfluid.sessions.compact import Rewrite, named_blobs, remove_blobs
 from superfluid.sessions.errors import LogClosed, LogIOError, PurgedSession, SessionError, UnknownSession
 from superfluid.sessions.files import Files, StoreLock
 from superfluid.sessions.http_ids import HttpIds
@@ -199,6 +199,12 @@ class Store:
             for child in self.linked_children(session)
             if child.frames and child.durable.purged is None and not child.rerooted
         ]
+
+    def living_parent(self, session: int) -> Session | None:
+        """The session's parent, when it has one that lives."""
+        parent = self.session(session).parent
+        found = None if parent is None else self._sessions.get(parent)
+        return found if found is not None and found.frames and found.durable.purged is None else None
 
     def read_frames(self, offsets: Iterable[int]) -> Iterator[ev.Event]:
         """The events at these places of the log."""
@@ -410,6 +416,7 @@ class Store:
         before = self._wal.length
         rewrite = Rewrite(self._wal, self._files)
         if rewrite.copy():
+            self._remove_blobs(rewrite.unnamed)
             rewrite.finish()
             self._move_to(rewrite)
         return before - self._wal.length
@@ -435,6 +442,13 @@ class Store:
         rewrite = Rewrite(self._wal, self._files)
         if not await trio.to_thread.run_sync(rewrite.copy, self._is_closed):
             return 0
+        try:
+            if rewrite.unnamed:  # before the log forgets their names; a session may have named one since
+                unnamed = rewrite.unnamed - await self.named_blobs()
+                await trio.to_thread.run_sync(self._remove_blobs, unnamed)
+        except BaseException:
+            rewrite.abandon()
+            raise
         if self._closed or self._wal is not rewrite.wal:
             rewrite.abandon()
             return 0
@@ -449,6 +463,12 @@ class Store:
         if rewrite.error is not None:
             raise rewrite.error
         return rewrite.saved
+
+    def _remove_blobs(self, blobs: set[str]) -> None:
+        try:
+            remove_blobs(self.directory, blobs, self._files)
+        except OSError as error:
+            raise LogIOError(self.directory / "media", f"blobs of purged sessions stay: {error}") from error
 
     def _is_closed(self) -> bool:
         return self._closed

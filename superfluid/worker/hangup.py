@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 
-GRACE = 0.2  # seconds the serving loop has to end by itself once the daemon hung up
+GRACE = 0.1  # seconds the serving loop has to end by itself once the daemon hung up
 _HANGUP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP  # POLLRDHUP is Linux's
 _GONE = _HANGUP | select.POLLERR | select.POLLNVAL
 

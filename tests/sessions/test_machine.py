@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import pytest
@@ -116,7 +116,19 @@ class Model:
 Planned = list[Record]
 
 
+@attrs.define
+class Tally:
+    """What all runs of the machine did together: `kills` of a process, each followed by a replay, among the steps."""
+
+    runs: int = 0
+    steps: int = 0
+    kills: int = 0
+    compactions: int = 0
+
+
 class SessionMachine(RuleBasedStateMachine):
+    tally: ClassVar[Tally] = Tally()
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="machine-"))
@@ -134,6 +146,7 @@ class SessionMachine(RuleBasedStateMachine):
         return Store.open(directory, UnsyncedFiles(), self.clock)
 
     def teardown(self) -> None:
+        self.tally.runs += 1
         self.store.close()
         shutil.rmtree(self.folder)
 
@@ -441,6 +454,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(choice=choice, tail=st.integers(0, 400), seed=st.integers(0, 99))
     def kill(self, choice: int, tail: int, seed: int) -> None:
         """The process dies with records staged, some bytes of them in the file; the next one takes over."""
+        self.tally.kills += 1
         model = self.pick(choice)
         lost = b""
         if not model.purged:
@@ -467,6 +481,7 @@ class SessionMachine(RuleBasedStateMachine):
     def compact(self, choice: int) -> None:
         """What live sessions have stays as it is; nothing more is to be had from a second compaction."""
         kept = {model.id: self.store.session(model.id).events() for model in self.live}
+        self.tally.compactions += 1
         self.store.compact()
         assert {model.id: self.store.session(model.id).events() for model in self.live} == kept
         assert self.store.compact() == 0
@@ -476,6 +491,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
+        self.tally.steps += 1
         assert self.store.session_ids() == sorted(model.id for model in self.live)
         for model in self.live:
             found = self.store.session(model.id)
@@ -515,7 +531,14 @@ TestSessions.settings = settings(max_examples=50, stateful_step_count=60, deadli
 
 
 @pytest.mark.soak
-def test_ten_thousand_steps() -> None:
+def test_ten_thousand_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = SessionMachine.tally = Tally()
     run_state_machine_as_test(
-        SessionMachine, settings=settings(max_examples=200, stateful_step_count=100, deadline=None)
+        SessionMachine, settings=settings(max_examples=250, stateful_step_count=100, deadline=None)
     )
+    with capsys.disabled():
+        print(
+            f"\nsession machine: {tally.steps} steps in {tally.runs} runs, {tally.kills} of them kills with a replay, "
+            f"{tally.compactions} compactions; every state agreed with the model"
+        )
+    assert tally.steps >= 10_000
