@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from superfluid.engines.engine import EngineError, Status
-from superfluid.engines.executor.grammar import GrammarCompiler, Matcher
+from superfluid.engines.executor.grammar import SPELLED, GrammarCompiler, Matcher
 from superfluid.engines.primitives import Vocabulary
 
 MARKERS = [
@@ -173,6 +173,45 @@ def test_forced_text_is_spelled_as_the_vocabulary_spells_it() -> None:
             assert matcher.consume(token)
         assert matcher.finished
     assert TOKENS.index(b'{"') in spell_longest('{"name"')
+
+
+@pytest.mark.parametrize("kind", ["schema", "structural"])
+def test_a_very_long_constant_is_spelled_piece_by_piece(kind: str) -> None:
+    """A mask asks for the spelling of all that is forced; what follows the next tokens is not spelled every time."""
+    asked: list[int] = []
+
+    def spell_words(text: str) -> list[int]:
+        asked.append(len(text))
+        return spell_longest(text)
+
+    compiler = GrammarCompiler(Vocabulary(TOKENS, frozenset(IDS.values()), STOPS, encode=spell_words))
+    compiler.prepare()
+    asked.clear()
+    text = "hello world 12 \u00e9 " * 10_000
+    forced = json.dumps(text, ensure_ascii=False) if kind == "schema" else text
+    if kind == "schema":
+        matcher = compiler.schema(json.dumps({"const": text})).matcher()
+    else:
+        matcher = compiler.structural(json.dumps(const(text))).matcher()
+    written = b""
+    for _ in range(60):
+        (token,) = allowed(matcher)
+        assert matcher.consume(token)
+        written += TOKENS[token]
+    assert forced.encode().startswith(written)
+    assert len(written) > 120  # words, where the vocabulary has them
+    assert 60 <= len(asked) <= 120
+    assert max(asked) == SPELLED
+
+
+def test_the_index_is_built_before_the_first_grammar() -> None:
+    compiler = GrammarCompiler(Vocabulary(TOKENS, frozenset(IDS.values()), STOPS))
+    compiler.prepare()
+    index = compiler.__dict__["_tokenizer"]
+    compiler.schema("{}")
+    assert compiler.__dict__["_tokenizer"] is index
+    for none in (None, Vocabulary(TOKENS, frozenset(), frozenset())):
+        GrammarCompiler(none).prepare()
 
 
 values = st.recursive(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from superfluid.engines.executor.schemas import WHITESPACE, close_schema
+from superfluid.engines.executor.schemas import WHITESPACE, close_schema, known_format
 
 STRING = {"type": "string"}
 
@@ -106,3 +106,33 @@ def test_the_schema_given_is_not_changed() -> None:
     before = repr(schema)
     close_schema(schema)
     assert repr(schema) == before
+
+
+@pytest.mark.parametrize("name", ["zork", "regex", "json-pointer", "idn-email", "", 'a"b'])
+def test_a_format_that_the_compiler_does_not_know_is_an_annotation(name: str) -> None:
+    assert not known_format(name)
+    odd = {"type": "string", "format": name, "minLength": 1}
+    plain = {"type": "string", "minLength": 1}
+    assert closed(odd) == plain
+    assert closed({"type": "array", "items": odd}) == {"type": "array", "items": plain}
+    assert closed({"anyOf": [odd, {"allOf": [odd, odd]}]}) == {"anyOf": [plain, {"allOf": [plain, plain]}]}
+    assert closed({"$defs": {"format": odd}, "$ref": "#/$defs/format"})["$defs"] == {"format": plain}
+
+
+def test_formats_that_hold_and_members_of_that_name_stay() -> None:
+    assert known_format("date-time") and known_format("uuid")
+    dated = {"type": "string", "format": "date-time"}
+    assert closed({"properties": {"format": dated, "const": STRING}})["properties"] == {
+        "format": dated,
+        "const": STRING,
+    }
+    assert closed({"const": {"format": "zork"}}) == {"const": {"format": "zork"}}
+    assert closed({"enum": [{"format": "zork"}]}) == {"enum": [{"format": "zork"}]}
+    assert closed({"type": "string", "format": 7}) == {"type": "string", "format": 7}  # no schema at all
+
+
+def test_whole_bounds_are_integers() -> None:
+    found = closed({"type": "string", "minLength": 2.0, "maxLength": 3})
+    assert isinstance(found["minLength"], int)
+    assert found == {"type": "string", "minLength": 2, "maxLength": 3}
+    assert closed({"type": "string", "minLength": 2.5}) == {"type": "string", "minLength": 2.5}

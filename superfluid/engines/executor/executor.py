@@ -52,6 +52,7 @@ class Executor(Engine):
         self._state = StateOps(self._core)
         self._record_overrides = dict(record_overrides or {})
         self._grammars = GrammarCompiler(self._core.vocabulary)
+        self._grammars.prepare()
         self._last_grammar = self._last_bias = 0
 
     # ---- rings and control words

@@ -1,10 +1,16 @@
-"""Closing JSON schemas: what declares its members allows no others, unless it says so.
+"""JSON schemas as the compiler takes them: closed, and without what is no constraint.
 
-A model that may add any property to an object wanders off; other engines close schemas the same way, so a schema
-constrains alike everywhere.
+What declares its members allows no others, unless it says so: a model that may add any property to an object wanders
+off, and other engines close schemas the same way, so a schema constrains alike everywhere. A `format` that the
+compiler does not know is an annotation, as the JSON Schema standard has it, and a bound may be written 2.0.
 """
 
+import json
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
+
+from llguidance import LLMatcher
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"  # between JSON tokens; a bound, so that a model cannot pad for ever
 
@@ -18,14 +24,44 @@ _FIXED = frozenset({"$ref", "const", "enum"})  # beside these nothing is closed
 _COMBINED = frozenset({"anyOf", "oneOf", "allOf"})
 _OBJECT_KEYS = frozenset({"properties", "patternProperties", "additionalProperties", "unevaluatedProperties"})
 _ARRAY_KEYS = frozenset({"items", "prefixItems", "unevaluatedItems"})
+_VALUES = ANNOTATIONS | {"const", "enum", "x-guidance"}  # keywords that hold no schemas
+_BY_NAME = frozenset(_NAMED) | {"dependentSchemas"}
+_BOUNDS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
 
 
 def close_schema(schema: dict[str, Any] | bool) -> dict[str, Any]:
     """The schema with every declaring object and array closed, and whitespace bounded unless it bounds it itself."""
-    closed = _close(schema) if isinstance(schema, dict) else ({} if schema else {"not": {}})
+    closed = _close(_plain(schema)) if isinstance(schema, dict) else ({} if schema else {"not": {}})
     guidance = closed.get("x-guidance")
     closed["x-guidance"] = {"whitespace_pattern": WHITESPACE} | (guidance if isinstance(guidance, dict) else {})
     return closed
+
+
+@lru_cache(maxsize=256)
+def known_format(name: str) -> bool:
+    """Whether the compiler holds a string to the format `name`."""
+    asked = json.dumps({"type": "string", "format": name})
+    failed, _ = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(asked))
+    return not failed
+
+
+def _plain(schema: Any) -> Any:
+    """A copy without unknown formats, and with whole bounds as integers, wherever a schema stands."""
+    if isinstance(schema, list):
+        return [_plain(member) for member in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "format" and isinstance(value, str) and not known_format(value):
+            continue
+        if key in _BOUNDS and isinstance(value, float) and value.is_integer():
+            made[key] = int(value)
+        elif key in _BY_NAME and isinstance(value, Mapping):
+            made[key] = {name: _plain(inner) for name, inner in value.items()}
+        else:
+            made[key] = value if key in _VALUES else _plain(value)
+    return made
 
 
 def _close(schema: Any) -> Any:
