@@ -68,13 +68,15 @@ def entry(catalog: RuntimeCatalog, name: str, model: Path | None = None) -> dict
             "formats": [],
             "devices": [],
         }
+    lack = runtime.tokenizer_lack
     found |= {
-        "state": "ready" if runtime.available else "not installed",
-        "ready": True if runtime.available else runtime.reason,
+        "state": "not installed" if not runtime.available else "ready" if lack is None else "broken",
+        "ready": runtime.reason or lack or True,
         "aliases": runtime.aliases,
         "formats": runtime.report.get("formats") or [],
         "reads": ", ".join(form.describe for form in runtime.formats),
         "tokenizer_source": runtime.tokenizer.get("from"),
+        "tokenizer": runtime.tokenizer_library,
         "version": runtime.version,
         "abi": runtime.report["runtime"].get("abi"),
         "devices": runtime.devices,

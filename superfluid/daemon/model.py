@@ -12,7 +12,8 @@ import trio
 from superfluid.codec.channels import Router
 from superfluid.codec.codec import Codec
 from superfluid.codec.tokenizer import Tokenizer
-from superfluid.codec.tokenizers.gguf import GgufTokenizer
+from superfluid.codec.tokenizers.errors import TokenizerError
+from superfluid.codec.tokenizers.source import open_tokenizer
 from superfluid.daemon.generation import GenerateOptions, Sampling, SamplingRung, settle
 from superfluid.daemon.grammars import Grammars
 from superfluid.daemon.host import EngineHost, Host
@@ -25,8 +26,6 @@ from superfluid.daemon.supervisor import ModelFailed as ModelFailed, Supervisor
 from superfluid.link.codes import PARAM_IGNORE_EOS
 from superfluid.link.events import Body, Channel, GenerationPrompt, GenParams
 from superfluid.link.linkw import SamplingParams
-from superfluid.llama.library import LibraryError, LoadError
-from superfluid.llama.vocab import Vocab
 from superfluid.observe.metrics import ModelMetrics
 from superfluid.scheduler.classes import Class
 from superfluid.scheduler.generation import Generation, Job
@@ -131,8 +130,8 @@ class Model:
     def dialect_capabilities(self) -> dict[str, Any]:
         return {
             "enable_thinking": self.codec.supports_thinking,
-            "reasoning_effort": False,
-            "reasoning_effort_levels": [],
+            "reasoning_effort": self.codec.effort.supported,
+            "reasoning_effort_levels": self.codec.effort.levels,
             "fim": False,
             "fim_model": None,
         }
@@ -175,9 +174,10 @@ class Model:
         self._ready.set()
 
     async def _open_codec(self) -> None:
+        runtime = self.config.runtime
         try:
-            tokenizer = await self.in_thread(open_tokenizer, self.config.path)
-        except (LibraryError, LoadError) as error:
+            tokenizer = await self.in_thread(open_tokenizer, self.config.path, runtime.tokenizer, runtime.worker.file)
+        except TokenizerError as error:
             raise ModelFailed(f"the tokenizer of {self.config.path} does not open: {error}") from None
         self.codec = await self.in_thread(Codec.open, tokenizer, self.config.dialect, self.config.tool_call_parser)
         await self.in_thread(self.codec.fingerprint)
@@ -318,11 +318,6 @@ class Model:
         except ModelFailed as error:
             self.scheduler.retire(f"generation failed: {error}")
         return generation
-
-
-def open_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a GGUF file, through libllama opened vocabulary-only. Raises what opening it raises."""
-    return GgufTokenizer(Vocab.open(path))
 
 
 def gen_params(sampling: Sampling) -> GenParams:

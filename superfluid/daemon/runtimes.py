@@ -18,13 +18,14 @@ from typing import Any
 import attrs
 import orjson
 
+from superfluid.codec.tokenizers.search import find_library, missing_library
 from superfluid.daemon.host import BUSY_PAUSE, BUSY_TRIES, clean_environment, executable, last_words, module_command
 
 LINK_W = 8
 BUILT_IN = "built in"
 CHECK_SECONDS = 60  # then a worker is killed and reported as not answering
 ENTRY_POINTS = "superfluid.runtimes"
-TOKENIZER_LIBRARY = "llama"  # the one that is here; its vocabulary is opened by `superfluid.llama`
+PACKAGE = "superfluid"  # the distribution whose runtimes' own tokenizers are known here
 WORKERD_MODULE = "superfluid.worker.worker_main"
 RUNTIME_ID = re.compile(r"[a-z0-9_-][a-z0-9._-]*\Z")
 INSTALL_NAME = re.compile(r"[A-Za-z0-9._+-]+\Z")
@@ -50,6 +51,17 @@ class WorkerProgram:
     source: str
     path: str
     prefix: tuple[str, ...] = ()
+
+    @property
+    def file(self) -> Path:
+        """The program's file, beside which its libraries are."""
+        return Path(self.program[0])
+
+    @property
+    def repair(self) -> str:
+        """What to do about an install that is not whole, to follow what is wrong with it; empty for what is none."""
+        _, _, install = self.source.partition("installed: ")
+        return f": `superfluid runtime repair {install}` makes it anew" if install else ""
 
     def run(self, command: str, *arguments: str, seconds: float = CHECK_SECONDS) -> subprocess.CompletedProcess[str]:
         """Run one of its commands. Raises RuntimeUnusable when it does not answer in time or cannot be started."""
@@ -160,6 +172,26 @@ class Runtime:
     @property
     def tokenizer(self) -> dict[str, Any]:
         return self.report.get("tokenizer") or {}
+
+    @property
+    def tokenizer_library(self) -> str | None:
+        """Where the tokenizer library that it names is; none when it names none, or none that is here."""
+        if self.tokenizer.get("from") != "library":
+            return None
+        found = find_library(str(self.tokenizer.get("name")), self.worker.file)
+        return None if found is None else str(found)
+
+    @property
+    def tokenizer_lack(self) -> str | None:
+        """Why its models' tokenizer is not to be had here; none when it is."""
+        source, worker = self.tokenizer.get("from"), self.worker
+        if (name := missing_library(self.tokenizer, worker.file)) is not None:
+            return f"its tokenizer library {name!r} is not found beside {worker.file} or in ../lib{worker.repair}"
+        if source == "engine" and not carried(self.id):
+            return "its tokenizer is the engine's own, which this daemon does not know"
+        if source not in ("library", "huggingface", "engine"):
+            return f"its tokenizer comes from {source!r}, which this daemon does not know"
+        return None
 
     @property
     def devices(self) -> list[dict[str, Any]]:
@@ -368,12 +400,15 @@ def usable(runtime: Runtime) -> Runtime:
     """The runtime, which must be able to run here and have a tokenizer that is here. Raises RuntimeUnusable."""
     if not runtime.available:
         raise RuntimeUnusable(f"runtime {runtime.id} cannot run here: {runtime.reason}")
-    source, name = runtime.tokenizer.get("from"), runtime.tokenizer.get("name")
-    if source == "library" and name != TOKENIZER_LIBRARY:
-        raise RuntimeUnusable(f"runtime {runtime.id} cannot be used here: its tokenizer library {name!r} is not found")
-    if source != "library":
-        raise RuntimeUnusable(f"runtime {runtime.id} cannot be used here: tokenizers from {source!r} are not served")
+    if (lack := runtime.tokenizer_lack) is not None:
+        raise RuntimeUnusable(f"runtime {runtime.id} cannot be used here: {lack}")
     return runtime
+
+
+def carried(identity: str) -> bool:
+    """Whether this package carries the adapter of a runtime."""
+    points = entry_points(group=ENTRY_POINTS)
+    return any(point.name == identity and point.dist is not None and point.dist.name == PACKAGE for point in points)
 
 
 def _variable(identity: str) -> str:
@@ -393,9 +428,8 @@ def read_report(worker: WorkerProgram, done: subprocess.CompletedProcess[str]) -
         raise RuntimeUnusable(f"the worker of {worker.id} ({worker.path}) answers for runtime {identity!r}")
     if LINK_W not in (report.get("link_w") or []):
         spoken = report.get("link_w") or []
-        install = worker.source.partition("installed: ")[2]
-        hint = f"`superfluid runtime repair {install}` makes it anew" if install else "update the one that is older"
+        hint = worker.repair or ": update the one that is older"
         raise RuntimeUnusable(
-            f"the worker of {worker.id} ({worker.path}) speaks Link W {spoken}, this daemon {LINK_W}: {hint}"
+            f"the worker of {worker.id} ({worker.path}) speaks Link W {spoken}, this daemon {LINK_W}{hint}"
         )
     return dict(report)

@@ -121,7 +121,8 @@ REPORT: dict[str, object] = {
             REPORT | {"available": True, "tokenizer": {"from": "library", "name": "odd"}}, 4,
             "its tokenizer library 'odd' is not found",
         ),
-        (REPORT | {"available": True, "tokenizer": {"from": "engine"}}, 4, "tokenizers from 'engine' are not served"),
+        (REPORT | {"available": True, "tokenizer": {"from": "engine"}}, 4, "its tokenizer is the engine's own, which"),
+        (REPORT | {"available": True, "tokenizer": {"from": "afar"}}, 4, "its tokenizer comes from 'afar', which"),
     ],
 )  # fmt: skip
 def test_runtimes_that_cannot_be_used(

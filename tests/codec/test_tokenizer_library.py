@@ -11,7 +11,8 @@ import pytest
 from superfluid.codec.codec import Codec
 from superfluid.codec.framing import Encoder, content, framing
 from superfluid.codec.tokenizers.errors import TokenizerError
-from superfluid.codec.tokenizers.library import LibraryTokenizer, find_library, load_library
+from superfluid.codec.tokenizers.library import LibraryTokenizer, load_library
+from superfluid.codec.tokenizers.search import find_library
 
 SOURCE = Path(__file__).with_name("toy_tokenizer.c")
 

@@ -12,7 +12,8 @@ from superfluid.codec.tokenizers.errors import TokenizerError
 from superfluid.codec.tokenizers.gguf import GgufTokenizer
 from superfluid.codec.tokenizers.huggingface import HuggingFaceTokenizer
 from superfluid.codec.tokenizers.library import LibraryTokenizer
-from superfluid.codec.tokenizers.source import missing_library, open_tokenizer
+from superfluid.codec.tokenizers.search import missing_library
+from superfluid.codec.tokenizers.source import open_tokenizer
 from tests.codec.test_huggingface import small
 from tests.codec.test_tokenizer_library import compiled as compiled
 

@@ -31,7 +31,8 @@ def mock_model(tmp_path: Path, scripted_gguf: Callable[[str], Path]) -> MakeMode
         file.write_text(json.dumps([[]] if lives is None else lives))
         program = (sys.executable, worker_lives.__file__, str(file), "mock")
         worker = WorkerProgram("mock", program, "test", worker_lives.__file__)
-        runtime = Runtime(worker, {"runtime": {"id": "mock"}, "available": True})
+        tokenizer = {"from": "library", "name": "llama"}  # of the file that it is given
+        runtime = Runtime(worker, {"runtime": {"id": "mock"}, "available": True, "tokenizer": tokenizer})
         settings = ModelConfig(
             name="mocked",
             path=scripted_gguf("plain"),

@@ -2,7 +2,6 @@
 
 import os
 import struct
-import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -39,13 +38,6 @@ _SYMBOLS = (
     "abi_version", "open", "close", "encode", "token_bytes", "vocab_size", "special_tokens", "bos", "eos",
     "chat_template",
 )  # fmt: skip
-
-
-def find_library(name: str, worker: str | os.PathLike[str]) -> Path | None:
-    """`lib<name>` beside a worker's program, else in `../lib` from there; None when it is in neither."""
-    file = f"lib{name}{'.dylib' if sys.platform == 'darwin' else '.so'}"
-    beside = Path(worker).resolve().parent
-    return next((path for folder in (beside, beside.parent / "lib") if (path := folder / file).is_file()), None)
 
 
 @cache
