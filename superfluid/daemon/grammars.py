@@ -4,9 +4,13 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
+import trio
+
 from superfluid.codec.toolcalls.constraints import Attempt, Constraint, ConstraintUnsatisfiable
+from superfluid.daemon.objections import objection
 from superfluid.daemon.supervisor import ModelFailed
 from superfluid.link import linkw
+from superfluid.link.codes import Status
 from superfluid.scheduler.admission import create_grammar
 from superfluid.scheduler.link import EngineLink, EngineRefused, LinkFault, WorkerGone
 from superfluid.scheduler.loop import Scheduler
@@ -22,39 +26,48 @@ class Grammars:
     def __init__(self, scheduler: Scheduler, ensure_serving: Callable[[], Awaitable[None]]) -> None:
         self._scheduler = scheduler
         self._ensure_serving = ensure_serving
-        self._verdicts: OrderedDict[bytes, bool] = OrderedDict()
+        self._threads = trio.CapacityLimiter(1)  # what is said of refusals takes no more than one core
+        self._verdicts: OrderedDict[bytes, int | None] = OrderedDict()
 
     async def choose(self, constraint: Constraint) -> Attempt | None:
         """The first attempt of a constraint that compiles; none where the lane may run free.
 
         Raises ConstraintUnsatisfiable when what is demanded cannot be held, ModelFailed without a worker to ask.
         """
+        refused: int | None = None
         for attempt in constraint.attempts:
-            if await self._compiles(attempt):
+            refused = await self._refused(attempt)
+            if refused is None:
                 return attempt
-        if constraint.refusal is not None:
-            raise ConstraintUnsatisfiable(constraint.refusal, constraint.param)
-        return None
+        if constraint.refusal is None:
+            return None
+        if refused == Status.Unsupported:
+            why = "its engine has no grammar of this kind"
+        else:
+            why = await trio.to_thread.run_sync(objection, constraint.schemas, limiter=self._threads)
+        raise ConstraintUnsatisfiable(f"{constraint.refusal}: {why}", constraint.param)
 
-    async def _compiles(self, attempt: Attempt) -> bool:
+    async def _refused(self, attempt: Attempt) -> int | None:
+        """The status with which the worker refuses a grammar; none when it compiles."""
         key = hashlib.blake2b(f"{attempt.kind}:{attempt.text}".encode(), digest_size=16).digest()
-        verdict = self._verdicts.get(key)
-        if verdict is None:
-            verdict = self._verdicts[key] = await self._try(attempt)
+        if key not in self._verdicts:
+            self._verdicts[key] = await self._try(attempt)
             if len(self._verdicts) > REMEMBERED:
                 self._verdicts.popitem(last=False)
         self._verdicts.move_to_end(key)
-        return verdict
+        return self._verdicts[key]
 
-    async def _try(self, attempt: Attempt) -> bool:
-        async def compile_and_free(link: EngineLink) -> bool:
+    async def _try(self, attempt: Attempt) -> int | None:
+        async def compile_and_free(link: EngineLink) -> int | None:
             try:
                 made = await link.sync(create_grammar(attempt.kind, attempt.text))
                 assert isinstance(made, linkw.CreateGrammarOk)
                 await link.sync(linkw.FreeGrammarReq(made.grammar_handle))
-            except (EngineRefused, LinkFault):
-                return False
-            return True
+            except EngineRefused as refusal:
+                return refusal.status
+            except LinkFault:
+                return Status.RejectBadStruct
+            return None
 
         why = ""
         for _ in range(TRIES):

@@ -70,11 +70,13 @@ class Attempt:
 @attrs.frozen
 class Constraint:
     """The grammars of a request: the first attempt that compiles is in force. When none does, `refusal` says why the
-    request is refused; without it the lane runs free. `one_call`: at most one call is wanted."""
+    request is refused; without it the lane runs free. `schemas` are what the client wrote of them, each with a name
+    (may be empty). `one_call`: at most one call is wanted."""
 
     choice: ToolChoice = FREE
     attempts: tuple[Attempt, ...] = ()
     refusal: str | None = None
+    schemas: tuple[tuple[str, Json], ...] = ()
     one_call: bool = False
     whole_reply: bool = False  # a reply without call markers may be a call
 
@@ -129,24 +131,25 @@ def plan(
         if not lane.wire.forceable or not attempts:
             raise ConstraintUnsatisfiable(refused, CHOICE)
         refusal: str | None = refused
+        schemas: list[tuple[str, Json]] = [(f'tool "{tool.name}"', tool.parameters) for tool in declared]
     else:
-        answer = _answer(lane, response_format)
-        attempts += [answer] if answer is not None else []
-        refusal = NO_FORMAT if answer is not None else None
+        wanted = _schema(response_format)
+        refusal, schemas = None, []
+        if wanted is not None:
+            attempts.append(_answer(lane, wanted))
+            refusal, schemas = NO_FORMAT, [("", wanted)]
     return Constraint(
         choice,
         tuple(attempts),
         refusal,
+        tuple(schemas),
         one_call=not parallel or forced,
         whole_reply=forced or (isinstance(lane.wire, Llama3Wire) and bool(declared) and not choice.withheld),
     )
 
 
-def _answer(lane: Lane, response_format: Json) -> Attempt | None:
-    """The grammar of a response format; none for text."""
-    schema = _schema(response_format)
-    if schema is None:
-        return None
+def _answer(lane: Lane, schema: Json) -> Attempt:
+    """The grammar of an answer that `schema` holds."""
     if lane.harmony is not None:
         return Attempt("structural", compact(lane.harmony.answer(schema)))
     if lane.reasoning_close is not None:
@@ -155,6 +158,7 @@ def _answer(lane: Lane, response_format: Json) -> Attempt | None:
 
 
 def _schema(response_format: Json) -> Json:
+    """The schema of a response format; none for text."""
     if response_format is None:
         return None
     if not isinstance(response_format, Mapping):

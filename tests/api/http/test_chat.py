@@ -267,6 +267,14 @@ def test_a_demanded_call_comes(site: Site, choice: object, stream: bool) -> None
     assert [(one["name"], json.loads(one["arguments"])) for one in calls] == [("get_weather", {"city": "Rome"})]
 
 
+def schema_format(schema: object) -> dict[str, object]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}
+
+
+def forced(parameters: object) -> dict[str, object]:
+    return {"tools": [TOOL, {"name": "f", "parameters": parameters}], "tool_choice": "required"}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("demand", "words"),
@@ -275,7 +283,14 @@ def test_a_demanded_call_comes(site: Site, choice: object, stream: bool) -> None
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "nope"}}}, '"nope"'),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": "x"}}}, "schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no such type"}}}}, ""),
+        (schema_format({"type": "no such type"}), "Invalid type: no such type"),
+        (schema_format({"properties": {"a": {"not": {}}}}), 'unsupported keyword "not" at #/properties/a'),
+        (schema_format({"type": "string", "pattern": "(?=a)"}), "look-around"),
+        (schema_format({"type": "array", "minItems": 2}), "an array only the items it declares"),
+        (
+            forced({"properties": {"a/b": {"uniqueItems": True}}}),
+            'tool "f": unsupported keyword "uniqueItems" at #/properties/a~1b',
+        ),
         ({"response_format": {"type": "yaml"}}, "yaml"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
         ({"messages": [{"role": "user", "content": "x " * 9000}]}, "4096"),
