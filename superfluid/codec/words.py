@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import accumulate, pairwise
 from string import ascii_letters, digits, punctuation
+from typing import TypeVar
 
 from superfluid._native import ffi, lib
 from superfluid.codec.literals import literal_pattern
@@ -21,13 +22,15 @@ from superfluid.codec.tokenizer import TokenBytes
 BLOCK = 8192  # characters of one native call. libllama's pre-tokenizers may recurse per character (a run of 25 000
 # overflows a thread's stack), and its byte fallback is quadratic in the text of a call
 GROUP = 4096  # bytes of unknown words that go into one call
-PARALLEL = 4  # groups from which threads share the work
+PARALLEL = 4  # texts from which threads share the work
 THREADS = min(4, os.cpu_count() or 1)
 REMEMBERED = 16384  # words of each of two generations
 LONGEST_WORD = 64  # bytes: longer ones rarely come back
 SHORTEST_TEXT = 64  # characters: below this one plain call is quicker
 GLUE = b" a"  # a word that may follow and precede nearly any
 
+T = TypeVar("T")
+R = TypeVar("R")
 EncodePlain = Callable[[str], Sequence[int]]
 
 # Cuts that a vocabulary must bear out in fact before it is cut at all.
@@ -167,6 +170,11 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, "tokenize")
 
 
+def spread(encode: Callable[[T], R], texts: Sequence[T]) -> Iterable[R]:
+    """`encode` of each text, in order; several threads share the work when there is much of it."""
+    return _threads().map(encode, texts) if len(texts) >= PARALLEL else map(encode, texts)
+
+
 class WordEncoder:
     """Ids of texts through a memory of words. `encode` as for Cuts. Any thread may use it."""
 
@@ -227,8 +235,7 @@ class WordEncoder:
                 room = GROUP
             group += [*joint, word]
             room -= len(word)
-        spread = _threads().map if len(groups) >= PARALLEL else map
-        for group, ids in zip(groups, spread(self._following, map(b"".join, groups)), strict=True):
+        for group, ids in zip(groups, spread(self._following, list(map(b"".join, groups))), strict=True):
             self._settle(group, ids, known)
 
     def _joint(self, group: Sequence[bytes], word: bytes) -> list[bytes] | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from superfluid.codec.tokenizer import TokenBytes
 from superfluid.codec.utf8 import decode_utf8
-from superfluid.codec.words import BLOCK, Cuts
+from superfluid.codec.words import BLOCK, Cuts, spread
 from superfluid.llama.vocab import ATTR_CONTROL, ATTR_UNUSED, ATTR_USER_DEFINED, Vocab
 
 
@@ -40,8 +40,8 @@ class GgufTokenizer:
             return self.vocab.encode(text, add_special=True, parse_special=True)
         first, *rest = self.cuts.blocks(text)
         ids = self._before + self._plain(first)
-        for block in rest:
-            ids += self.cuts.following(self._plain, block)
+        for following in spread(lambda block: self.cuts.following(self._plain, block), rest):
+            ids += following
         return ids + self._behind
 
     def token_bytes(self, token: int) -> bytes:
