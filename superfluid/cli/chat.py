@@ -2,7 +2,6 @@
 
 import contextlib
 import random
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from types import FrameType
 import click
 
 from superfluid.cli.command import HELP_FLAGS, Command, Number, Option, say
+from superfluid.cli.screen import CONTROLS
 from superfluid.cli.session_socket import SessionId, reached, socket_option
 from superfluid.client import ChatMessage, Client, Finish, Refused, Sampling, Session, Stream
 from superfluid.link.session_api import Summary
@@ -29,14 +29,19 @@ HISTORY_LINES = 1000
 LISTED = 20  # sessions shown by /sessions
 TITLE_CHARACTERS = 60
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline: a model does not drive the terminal
 
 
 @click.command(cls=Command, context_settings=HELP_FLAGS)
 @click.option("--session", type=SessionId(), cls=Option, group="Chat", metavar="N", help="Go on with that session.")
 @click.option("--system", cls=Option, group="Chat", metavar="TEXT", help="What a new session begins with.")
 @click.option(
-    "--max-tokens", type=Number(1, (1 << 32) - 1), cls=Option, group="Chat", metavar="N", help="Longest reply."
+    "--max-tokens",
+    type=Number(1, (1 << 32) - 1),
+    cls=Option,
+    group="Chat",
+    metavar="N",
+    show_default="fill the context",
+    help="Longest reply.",
 )
 @click.option(
     "--temperature", type=Number(0, 2, whole=False), default=0.7, cls=Option, group="Sampling", metavar="T",
@@ -47,7 +52,13 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newli
     help="Keep this much of the probability.",
 )  # fmt: skip
 @click.option(
-    "--seed", type=Number(0, (1 << 64) - 1), cls=Option, group="Sampling", metavar="N", help="Random by default."
+    "--seed",
+    type=Number(0, (1 << 64) - 1),
+    cls=Option,
+    group="Sampling",
+    metavar="N",
+    show_default="random",
+    help="Replies to the same words are the same with the same seed.",
 )
 @socket_option
 def command(
@@ -58,7 +69,10 @@ def command(
     sampling = Sampling(temperature, top_p, seed=random.getrandbits(32) if seed is None else seed)
     with reached(socket) as client:
         client.session_ids()  # a server that is not there is told before anything is typed
-        Chat(client, sampling, system, max_tokens).run(session)
+        chat = Chat(client, sampling, system, max_tokens)
+        chat.run(session)
+    if chat.failed:
+        raise click.exceptions.Exit(1)
 
 
 class Chat:
@@ -71,11 +85,13 @@ class Chat:
         self._max_tokens = max_tokens
         self._session: Session | None = None
         self._terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        self.failed = False
+        """Whether something was refused that nobody sat by to see: a pipe's reader learns it from the exit code."""
 
     def run(self, resume: int | None) -> None:
         """Read lines until the end of input. Raises ClientError when the server is gone."""
         if resume is not None:
-            self._resume(resume)
+            self._resume(resume, show=self._terminal)
         elif self._terminal:
             click.echo("Type a message; /help tells more.")
         with line_editing() if self._terminal else contextlib.nullcontext():
@@ -114,11 +130,11 @@ class Chat:
             if argument.isascii() and argument.isdigit():
                 self._attempt(lambda: self._resume(int(argument)))
             else:
-                say(f"{name} wants a session's number; /sessions lists them")
+                self._complain(f"{name} wants a session's number; /sessions lists them")
         elif name == "/help":
             click.echo(HELP)
         else:
-            say(f"no command {name}; /help lists them")
+            self._complain(f"no command {name}; /help lists them")
         return True
 
     def _list(self) -> None:
@@ -130,12 +146,12 @@ class Chat:
         if not sessions:
             click.echo("no sessions yet")
 
-    def _resume(self, number: int) -> None:
+    def _resume(self, number: int, show: bool = True) -> None:
         """Go on with a session, after showing what was said in it."""
         session = self._client.get(number)
         messages = session.messages()
         self._session = session
-        for message in messages:
+        for message in messages if show else ():
             self._show(message)
 
     def _show(self, message: ChatMessage) -> None:
@@ -161,7 +177,11 @@ class Chat:
         try:
             action()
         except Refused as refusal:
-            say(str(refusal))
+            self._complain(str(refusal))
+
+    def _complain(self, why: str) -> None:
+        say(why)
+        self.failed = not self._terminal
 
     def _exchange(self, text: str) -> None:
         session = self._session
@@ -169,19 +189,21 @@ class Chat:
             session = self._session = self._client.session(self._sampling, system=self._system)
             session.set_meta(title=title_of(text))
         session.user(text)
-        with session.stream(self._max_tokens) as stream, stopping(stream):
-            kind = ""
-            for chunk in stream:
-                if chunk.kind == "reasoning" and not self._terminal:
-                    continue
-                if kind == "reasoning" and chunk.kind == "text":
-                    click.echo()
-                kind = chunk.kind
-                self._write(chunk.text, dim=kind == "reasoning")
+        kind = ""
+        try:
+            with session.stream(self._max_tokens) as stream, stopping(stream):
+                for chunk in stream:
+                    if chunk.kind == "reasoning" and not self._terminal:
+                        continue
+                    if kind == "reasoning" and chunk.kind == "text":
+                        click.echo()
+                    kind = chunk.kind
+                    self._write(chunk.text, dim=kind == "reasoning")
+        finally:
+            if kind:
+                click.echo()
         reply = stream.reply
         assert reply is not None
-        if kind:
-            click.echo()
         for call in reply.tool_calls:
             self._write(f"[tool call {call.name} {call.arguments}]")
             click.echo()

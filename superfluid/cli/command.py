@@ -14,6 +14,7 @@ PROGRAM = "superfluid"
 TRACEBACKS = {"-v", "--verbose"}  # with one of these an error that nobody expected shows where it came from
 HELP_WIDTH = 100
 HELP_FLAGS = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH, "show_default": True}
+WHOLE = 1 << 16  # characters of a help text that is not cut
 PREFIX_HINT = 4  # a known name of which more than this many characters were typed is a hint
 
 
@@ -31,6 +32,15 @@ class Option(click.Option):
     def __init__(self, *arguments: Any, group: str = "Options", **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.group = group
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """A default as it is typed (60, not 60.0), or in words, given as `show_default`."""
+        extra = super().get_help_extra(ctx)
+        if isinstance(self.show_default, str):
+            extra["default"] = self.show_default
+        elif isinstance(self.default, float):
+            extra["default"] = f"{self.default:g}"
+        return extra
 
 
 class Number(click.ParamType[float]):
@@ -117,6 +127,12 @@ class Program(click.Group):
         what = "command" if ctx.parent is None else "action"
         who = "" if ctx.parent is None else f"{ctx.info_name} has "
         raise CommandError(f'{who}no {what} "{name}"{did_you_mean(name, self.list_commands(ctx))}', 2)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each command's first sentence, whole: click would cut it off to keep it on one line."""
+        rows = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Actions"):
+            formatter.write_dl([(name, row.get_short_help_str(WHOLE).rstrip(".")) for name, row in rows if row])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0].startswith("-") and args[0] not in ("-h", "--help", "-V", "--version"):

@@ -84,4 +84,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except StoppedBeforeReady as stopped:
         print(f"superfluid: {stopped} before the server was ready", file=sys.stderr)
         sys.exit(1)
-

@@ -17,11 +17,11 @@ ANSWER_SECONDS = 10.0
 def server_options(function: Any) -> Any:
     """`--http` and `--api-key` of a command that asks a running server."""
     function = click.option(
-        "--api-key", cls=Option, group="Server", metavar="KEY", help="Its key ($SUPERFLUID_API_KEY)."
+        "--api-key", cls=Option, group="Server", metavar="KEY", show_default="$SUPERFLUID_API_KEY", help="Its key."
     )(function)
     return click.option(
         "--http", cls=Option, group="Server", metavar="ADDR:PORT",
-        help=f"Where the server listens ($SUPERFLUID_HTTP, else {DEFAULT_ADDRESS}).",
+        show_default=f"$SUPERFLUID_HTTP, else {DEFAULT_ADDRESS}", help="Where the server listens.",
     )(function)  # fmt: skip
 
 

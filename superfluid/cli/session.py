@@ -4,6 +4,7 @@ import json
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from http.client import HTTPException
 from pathlib import Path
@@ -12,20 +13,23 @@ import click
 
 from superfluid import __version__
 from superfluid.cli.command import HELP_FLAGS, Choice, CommandError, Option, Program, say
+from superfluid.cli.screen import CONTROLS
 from superfluid.cli.session_socket import SessionId, reached, socket_option
 from superfluid.daemon.start import ServeLock, ServeLocked
 from superfluid.link import postcard
-from superfluid.link.events import Event, Finish
+from superfluid.link.events import Channel, Event, Finish, Role
 from superfluid.link.session_api import Inspection, Parked
 from superfluid.llama.search import home_directory
+from superfluid.scheduler.classes import Class
 from superfluid.sessions.compact import compact_sessions
 from superfluid.sessions.errors import StoreError
-from superfluid.sessions.export import json_lines
+from superfluid.sessions.export import fields, json_lines, redact
 from superfluid.sessions.otlp import trace_request
 
 OTLP_FORMAT = "otlp-jsonl"
 PUSH_SECONDS = 10.0
 PRIVATE = 0o600
+TEXTS = ("text", "title", "arguments", "content", "payload", "note", "raw")  # fields with content, in an export
 
 
 @click.group("session", cls=Program, context_settings=HELP_FLAGS)
@@ -36,21 +40,24 @@ def command() -> None:
 @command.command("inspect", context_settings=HELP_FLAGS)
 @click.argument("session", type=SessionId())
 @click.option("--json", "as_json", is_flag=True, cls=Option, group="Output", help="The whole of it as JSON.")
+@click.option(
+    "--include-content", is_flag=True, cls=Option, group="Output", help="Texts too, with keys and tokens taken out."
+)
 @socket_option
-def inspect(session: int, as_json: bool, socket: Path | None) -> None:
-    """Show session SESSION: what it is, and a line per event, without content."""
+def inspect(session: int, as_json: bool, include_content: bool, socket: Path | None) -> None:
+    """Show what session SESSION is, and a line per event; no content unless asked for."""
     with reached(socket) as client:
         inspection = client.get(session).inspect()
     if as_json:
         click.echo(json.dumps(postcard.to_json(inspection), indent=2, ensure_ascii=False))
     else:
-        click.echo("\n".join([*summary(inspection), *map(event_line, inspection.events)]))
+        click.echo("\n".join([*summary(inspection), *event_lines(inspection.events, include_content)]))
 
 
 @command.command("compact", context_settings=HELP_FLAGS)
 @click.option(
     "--sessions", type=click.Path(path_type=Path), cls=Option, group="Sessions", metavar="DIR",
-    help="Where sessions are kept (<home>/sessions).",
+    show_default="<home>/sessions", help="Where sessions are kept.",
 )  # fmt: skip
 def compact(sessions: Path | None) -> None:
     """Erase what purged sessions left in the logs of a stopped server."""
@@ -77,7 +84,10 @@ def compact(sessions: Path | None) -> None:
 @click.option(
     "--include-content", is_flag=True, cls=Option, group="Output", help="Texts too, with keys and tokens taken out."
 )
-@click.option("--model", default="", cls=Option, group="Output", metavar="NAME", help="The model's name for OTLP.")
+@click.option(
+    "--model", default="", show_default="none", cls=Option, group="Output", metavar="NAME",
+    help="The model's name for OTLP.",
+)  # fmt: skip
 @click.option("--endpoint", cls=Option, group="Output", metavar="URL", help="Push the OTLP trace there instead.")
 @click.option(
     "--allow-content-egress", is_flag=True, cls=Option, group="Output", help="Let content leave with --endpoint."
@@ -155,7 +165,8 @@ def summary(inspection: Inspection) -> list[str]:
         "generation": about.generation,
         "meta version": about.meta_version,
         "archived": "yes" if about.archived else "no",
-        "class": f"{inspection.qos_class}{', batch invariant' if inspection.batch_invariant else ''}",
+        "class": f"{inspection.qos_class} ({Class(inspection.qos_class).name.lower()})"
+        + (", batch invariant" if inspection.batch_invariant else ""),
         "sampling": ", ".join(f"{key} {value}" for key, value in params.items()),
         "tier": where,
         "pinned until": timestamp(inspection.pin_deadline_unix_ms) if inspection.pin_deadline_unix_ms else "-",
@@ -171,9 +182,50 @@ def summary(inspection: Inspection) -> list[str]:
     return [f"{name:<{width}}{value}" for name, value in rows.items()]
 
 
-def event_line(event: Event) -> str:
-    kind = type(event.body).variant_name
-    return f"{event.event_id:>6}  epoch {event.epoch}  {timestamp(event.ts_unix_ms)}  {kind}"
+def event_lines(events: Sequence[Event], include_content: bool = False) -> Iterator[str]:
+    """A line per event: id, epoch, time, kind, and what it holds in counts and names; texts only when asked for."""
+    epochs = max((len(str(event.epoch)) for event in events), default=0)
+    kinds = max((len(type(event.body).variant_name) for event in events), default=0)
+    for event in events:
+        place = f"{event.event_id:>6}  epoch {event.epoch:>{epochs}}  {timestamp(event.ts_unix_ms)}"
+        kind = f"{type(event.body).variant_name:<{kinds}}"
+        yield "  ".join([place, kind, ", ".join(details(event, include_content))]).rstrip()
+
+
+def details(event: Event, include_content: bool) -> Iterator[str]:
+    """What an event holds, a few words each; texts last."""
+    shown = fields(event.body, redact if include_content else str.encode)
+    texts = [name for name in TEXTS if isinstance(shown.get(name), str | bytes)]
+    for name, value in shown.items():
+        if name in ("type", "params", *texts) or value is None:
+            continue
+        if name == "role" and value in set(Role):
+            yield Role(value).name.lower()
+        elif name == "channel" and value in set(Channel):
+            yield Channel(value).name.lower().replace("_", " ")
+        elif name == "finish":
+            if value != Finish.NONE:
+                yield f"finish {finish_name(value)}"
+        elif name == "tokens":
+            yield counted(value, "token")
+        elif name == "deadline_unix_ms":
+            yield f"until {timestamp(value)}"
+        elif name == "name":
+            yield str(value)
+        else:
+            yield f"{name.replace('_', ' ')} {str(value).lower()}"
+    for name in texts:
+        text = shown[name]
+        said = (
+            counted(len(text), "byte")
+            if isinstance(text, bytes)
+            else CONTROLS.sub("", json.dumps(text, ensure_ascii=False))
+        )
+        yield said if name == "text" else f"{name} {said}"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def timestamp(unix_ms: int) -> str:

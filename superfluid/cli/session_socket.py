@@ -29,7 +29,7 @@ def socket_option(function: Any) -> Any:
     """`--socket` of a command that asks a running server."""
     return click.option(
         "--socket", type=click.Path(path_type=Path), cls=Option, group="Server", metavar="PATH",
-        help="Its session socket (<home>/superfluid.sock).",
+        show_default="<home>/superfluid.sock", help="Its session socket.",
     )(function)  # fmt: skip
 
 

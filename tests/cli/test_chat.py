@@ -14,8 +14,9 @@ import pytest
 
 from superfluid.cli.chat import title_of
 from superfluid.client import Finish
-from superfluid.link import events as ev
+from superfluid.link import events as ev, session_api as api
 from tests.api.serving import Server
+from tests.client.double import Double
 
 Served = Callable[[str], Server]
 SECONDS = 60.0
@@ -61,9 +62,8 @@ def test_sessions_are_listed_and_resumed(served: Served, environment: dict[str, 
         done = chat(server, environment, typed, "--session", str(first.id))
         assert (done.returncode, done.stderr) == (0, "")
         said = ["> Remember this.", "Hello, world."]
-        shown = done.stdout.splitlines()
-        assert shown[:2] == said
-        assert shown[2].split() == ["*", str(first.id), str(tokens), "tokens", "-"]
+        shown = done.stdout.splitlines()  # on a pipe nothing of what was said before, unless it is asked for
+        assert shown[0].split() == ["*", str(first.id), str(tokens), "tokens", "-"]
         assert shown[-6:] == ["Hello, world.", "Hello, world.", *said, "> More.", "Hello, world."]
         assert [message.text for message in first.messages()][::2] == ["Remember this.", "More."]
         assert client.sessions()[-1].title == "Else."
@@ -81,15 +81,36 @@ def test_a_reply_may_be_limited(served: Served, environment: dict[str, str]) -> 
     assert (done.returncode, done.stdout) == (0, "tick tock tick \n")
 
 
-def test_what_the_server_refuses_is_told_and_the_chat_goes_on(served: Served, environment: dict[str, str]) -> None:
+def test_what_is_refused_is_told_and_the_chat_goes_on(served: Served, environment: dict[str, str]) -> None:
+    """A pipe's exit code tells it."""
     done = chat(served("plain"), environment, "/session 999999\n/session x\n/nonsense\nHi.\n")
-    assert done.returncode == 0
+    assert done.returncode == 1
     assert done.stdout == "Hello, world.\n"
     assert done.stderr.splitlines() == [
         "superfluid: unknown session 999999",
         "superfluid: /session wants a session's number; /sessions lists them",
         "superfluid: no command /nonsense; /help lists them",
     ]
+
+
+def test_a_reply_that_fails_fails_the_command(tmp_path: Path, environment: dict[str, str]) -> None:
+    event = ev.Event(2, 1, 0, ev.Generated([1], "Half a", 0, 0))
+    answers: dict[type[api.Request], list[api.Response | bytes | None]] = {
+        api.ListRequest: [api.SessionsResponse([])],
+        api.CreateRequest: [api.CreatedResponse(1)],
+        api.SetMetaRequest: [api.MetaResponse(1)],
+        api.AppendMessageRequest: [api.CommittedResponse(event)],
+        api.SubscribeRequest: [api.SubscribedResponse(1)],
+        api.GenerateRequest: [api.DeltaResponse(event), api.ErrResponse("generation failed: the worker is gone")],
+        api.CancelRequest: [api.ErrResponse("session 1 has no generation in flight")],
+    }
+    with Double(tmp_path / "d.sock", lambda request: answers[type(request)]) as server:
+        done = subprocess.run(
+            [*CHAT, "--socket", str(server.path)], input="Go.\n", capture_output=True, text=True, timeout=SECONDS,
+            env=environment, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "Half a\n")
+    assert done.stderr == "superfluid: generation failed: the worker is gone\n"
 
 
 def test_a_server_that_is_not_there(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -22,6 +22,14 @@ def test_help_of_a_command_and_of_an_action(superfluid: RunCommand) -> None:
     assert superfluid("help", "serve").out == superfluid("serve", "--help").out
     assert superfluid("help", "session", "inspect").out.startswith("Usage: superfluid session inspect")
     assert superfluid("help").out.startswith("Usage: superfluid ")
+    for words in (("session",), ("bench",), ("serve",)):
+        shown = superfluid("help", *words).out
+        assert "..." not in shown.replace("[OPTIONS] COMMAND [ARGS]...", "").replace("[MODEL]...", "").replace(
+            "N,...", ""
+        )
+    assert "--drain-timeout SEC" in shown
+    assert "[default: 60]" in " ".join(shown.split())
+    assert "Where HTTP listens. [default: 127.0.0.1:8453]" in " ".join(shown.split())
     assert (superfluid("help", "servee").code, superfluid("help", "session", "inspct").code) == (2, 2)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from superfluid.cli.command import run
 from superfluid.cli.main import program
-from superfluid.cli.session import event_line, timestamp
+from superfluid.cli.session import counted, event_lines, timestamp
 from superfluid.client import Client, Session
 from superfluid.link import events as ev, postcard
 from superfluid.link.session_api import Inspection
@@ -57,12 +57,38 @@ def test_inspect_shows_everything_but_content(
     assert inspection.store_id is not None
     assert about["store"] == inspection.store_id.hex()
     assert "7 get_weather" in shown
-    assert [line.split()[-1] for line in lines[-len(inspection.events) :]] == [
+    events = lines[-len(inspection.events) :]
+    assert [line.split()[4] for line in events] == [
         "Created", "Message", "Message", "GenerationFingerprint", "GenerationPrompt", "Generated", "Generated",
         "ToolUse", "Generated", "MetaUpdated",
     ]  # fmt: skip
     assert KEY not in shown
     assert "Paris" not in shown
+    tokens = [counted(len(getattr(event.body, "span", ())), "token") for event in inspection.events]
+    told = [" ".join(line.split()[5:]) for line in events]
+    assert told == [
+        "",
+        f"system, {tokens[1]}, 14 bytes",
+        f"user, {tokens[2]}, {len(KEY) + 11} bytes",
+        f"digest {inspection.behavior_fingerprint:016x}",
+        f"{tokens[4]}",
+        f"{tokens[5]}, text, 12 bytes",
+        f"{tokens[6]}, tool call, {len(inspection.events[6].body.text)} bytes",
+        "get_weather, arguments 16 bytes",
+        f"{tokens[8]}, text, finish eos, 0 bytes",
+        "version 1, title 8 bytes",
+    ]
+
+
+def test_inspect_shows_texts_when_asked(session: Session, socket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    session.assistant("one\n\x9b2Jtwo \x07")
+    assert superfluid("session", "inspect", session.id, "--socket", socket, "--include-content") == 0
+    lines = capsys.readouterr().out.splitlines()[-len(session.events()) :]
+    assert lines[2].endswith('tokens, "My key is [REDACTED]."')
+    assert lines[5].endswith('text, "Let me look."')
+    assert lines[7].endswith(r'get_weather, arguments "{\"city\":\"Paris\"}"')
+    assert lines[9].endswith('version 1, title "Wéather"')
+    assert lines[10].endswith(r'"one\n2Jtwo \u0007"')
 
 
 def test_inspect_as_json(session: Session, socket: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +102,24 @@ def test_times_and_events() -> None:
     assert timestamp(0) == "-"
     assert timestamp(1_700_000_000_123) == "2023-11-14T22:13:20.123Z"
     assert timestamp(1 << 63) == f"{1 << 63} ms"
-    assert event_line(ev.Event(3, 2, 0, ev.EpochBump())).split() == ["3", "epoch", "2", "-", "EpochBump"]
+    bodies: list[ev.Body] = [
+        ev.EpochBump(),
+        ev.ToolLease(7, 1_700_000_000_123),
+        ev.Block(1, 5, "{}", [1, 2], 2),
+        ev.PermissionResponse(3, True),
+        ev.Appended(None, [1]),
+        ev.Message(9, "x", []),
+    ]
+    events = [ev.Event(number, 2, 0, body) for number, body in enumerate(bodies)]
+    assert [line.strip() for line in event_lines(events)] == [
+        "0  epoch 2  -  EpochBump",
+        "1  epoch 2  -  ToolLease           call id 7, until 2023-11-14T22:13:20.123Z",
+        "2  epoch 2  -  Block               user, kind 5, 2 tokens, visibility version 2, payload 2 bytes",
+        "3  epoch 2  -  PermissionResponse  request id 3, granted true",
+        "4  epoch 2  -  Appended            1 token",
+        "5  epoch 2  -  Message             role 9, 0 tokens, 1 byte",
+    ]
+    assert list(event_lines([])) == []
 
 
 def test_export_as_json_lines(session: Session, socket: Path, capsys: pytest.CaptureFixture[str]) -> None:
