@@ -1,6 +1,7 @@
 """Sessions of one model, as every API sees them: the rules of the store, the codec's tokens, the scheduler's lanes."""
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 T = TypeVar("T")
 
-PER_MESSAGE = frozenset({"chatml", "raw"})  # dialects whose turns do not depend on what came before them
+TOOLS_KEPT = 1024  # sessions whose tools are not read from the log again
+PER_MESSAGE = frozenset({"chatml", "atem", "raw"})  # dialects whose turns do not depend on what came before them
 
 
 class Busy:
@@ -49,7 +51,7 @@ class Sessions:
         self._codec = model.codec
         self._busy = Busy(model.scheduler.generating)
         self._store.activity.busy = self._busy
-        self._tools: dict[int, list[dict[str, Any]]] = {}  # of AppendSystem; the log keeps only their tokens
+        self._tools: OrderedDict[int, list[dict[str, Any]]] = OrderedDict()  # of AppendSystem, as last asked for
         self._previews: dict[int, tuple[int, Callable[[], None]]] = {}
         self._subscription_ids = itertools.count(1)
         self._media = MediaPool(self._store.directory)
@@ -84,7 +86,6 @@ class Sessions:
     async def fork(self, session: int, at_event: int, params: ev.GenParams | None) -> int:
         child, records = rules.fork(self._store, session, at_event, params)
         await self._store.commit(records)
-        self._inherit_tools(session, child)
         return child
 
     async def rebase(self, session: int, edits: list[ev.Edit], params: ev.GenParams | None) -> int:
@@ -98,18 +99,22 @@ class Sessions:
             self._store, session, edits, params, lambda role, text: turns[role, text], self._codec
         )
         await self._store.commit(records)
-        self._inherit_tools(session, child)
         return child
 
     async def trim(self, session: int, to_event: int) -> int:
         child, records = rebase.trim(self._store, session, to_event)
         await self._store.commit(records)
-        self._inherit_tools(session, child)
         return child
 
-    def _inherit_tools(self, parent: int, child: int) -> None:
-        if parent in self._tools:
-            self._tools[child] = self._tools[parent]
+    def _declared(self, found: Session) -> list[dict[str, Any]]:
+        """The tools of a session with tokens, which are what they are for good."""
+        tools = self._tools.pop(found.id, None)
+        if tools is None:
+            tools = [read_tool(index, tool) for index, tool in enumerate(found.declared()[1])]
+        self._tools[found.id] = tools
+        if len(self._tools) > TOOLS_KEPT:
+            self._tools.popitem(last=False)
+        return tools
 
     def read(self, session: int, cursor: int) -> list[ev.Event]:
         return self._store.session(session).events(cursor)
@@ -163,9 +168,9 @@ class Sessions:
     async def append(self, session: int, text: str | None, span: list[int]) -> ev.Event:
         if not span and text:
             span = await self._model.in_thread(self._codec.tokenizer.encode, text)
-        bad = next((token for token in span if token >= self._codec.tokenizer.vocab_size), None)
-        if bad is not None:
-            raise errors.ProtocolMisuse(f"token {bad} is not in the vocabulary of {self._codec.tokenizer.vocab_size}")
+        vocabulary = self._codec.tokenizer.vocab_size
+        if (largest := max(span, default=0)) >= vocabulary:
+            raise errors.ProtocolMisuse(f"token {largest} is not in the vocabulary of {vocabulary}")
         return await self._commit(lambda: rules.append(self._store, session, text, span))
 
     async def append_message(self, session: int, role: int, text: str) -> ev.Event:
@@ -179,16 +184,13 @@ class Sessions:
 
     async def append_system(self, session: int, text: str | None, tools: list[str]) -> ev.Event:
         declared = [read_tool(index, tool) for index, tool in enumerate(tools)]
-        event = await self._append_turn(
+        return await self._append_turn(
             session,
             lambda _: self._codec.system_span(text, declared),
             lambda turn: rules.append_system(
                 self._store, session, text, tools, turn, Leading(self._codec.prologue(ev.Role.SYSTEM), self._codec)
             ),
         )
-        if declared:
-            self._tools[session] = declared
-        return event
 
     async def append_block(self, session: int, role: int, kind: int, payload: str) -> ev.Event:
         """A block; what the model sees of it is a turn of its role."""
@@ -353,7 +355,7 @@ class Sessions:
             start_channel=channel,
             open_call=open_call_text(found) if channel == ev.Channel.TOOL_CALL and not opener else "",
             batch_invariant=found.batch_invariant,
-            tools=self._tools.get(found.id, []),
+            tools=self._declared(found),
             want_provisional=provisional,
             turn_point=found.n_tokens - len(opener) if opener else None,
         )

@@ -7,6 +7,7 @@ import orjson
 
 from superfluid.link import events as ev
 from superfluid.sessions import errors
+from superfluid.sessions.declared import declaring
 from superfluid.sessions.rules import CHAT_ROLES, IMAGE_KIND, Dialect, Span, fork, lead
 from superfluid.sessions.state import State, new_state
 from superfluid.sessions.store import Record, Store
@@ -43,7 +44,7 @@ def rebase(
     store.activity.check_not_purging(parent)
     origin = store.session(parent)
     first = check_edits(edits, origin.n_events)
-    bodies = replayed(origin.events(), first, edits, render, dialect)
+    bodies = replayed(origin.events(), first, edits, render, dialect, origin.declared())
     child = store.new_session()
     head = ev.Rebased(parent, first, params or origin.params, list(edits))
     return child, [(child, body) for body in [head, *bodies]]
@@ -80,9 +81,17 @@ def check_edits(edits: Iterable[ev.Edit], limit: int) -> int:
 
 
 def replayed(
-    events: Sequence[ev.Event], first: int, edits: Sequence[Any], render: Render | None, dialect: Dialect | None
+    events: Sequence[ev.Event],
+    first: int,
+    edits: Sequence[Any],
+    render: Render | None,
+    dialect: Dialect | None,
+    declared: tuple[int, Sequence[str]] = (0, ()),
 ) -> list[ev.Body]:
-    """The bodies that follow the Rebased record, which is event `first` of the child."""
+    """The bodies that follow the Rebased record, which is event `first` of the child.
+
+    `declared`: the parent's turn that declared tools, and these; they go where that turn goes.
+    """
     dropped = {event_id for edit in edits for event_id in range(edit.from_, edit.to)}
     replacing = {edit.from_: edit for edit in edits if isinstance(edit, ev.Replace)}
     state = new_state()  # of the child, as far as it is known
@@ -110,7 +119,8 @@ def replayed(
         if body is not None:
             if isinstance(body, ev.ToolUse):
                 calls[event.event_id] = state.n_events
-            bodies.append(body)
+            tools = declared[1] if edit is None and event.event_id == declared[0] else ()
+            bodies.append(declaring(body, tools))
             state = state.after(ev.Event(state.n_events, 1, 0, body))
     return bodies
 

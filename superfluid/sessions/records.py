@@ -103,10 +103,11 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def frame(session: int, event: Event, version: int) -> bytes:
-    """The frame of one record; a version 1 log drops the time."""
+def frame(session: int, event: Event, version: int, behind: bytes = b"") -> bytes:
+    """The frame of one record, with bytes behind its body that readers of the format ignore; a version 1 log drops
+    the time."""
     time = varint(event.ts_unix_ms) if version > 1 else b""
-    payload = b"".join((varint(session), varint(event.event_id), varint(event.epoch), time, encode(event.body)))
+    payload = b"".join((varint(session), varint(event.event_id), varint(event.epoch), time, encode(event.body), behind))
     return HEADER.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
 
 

@@ -13,6 +13,7 @@ import attrs
 from superfluid.link import events as ev
 from superfluid.link.session_api import LedgerEntry
 from superfluid.sessions import errors
+from superfluid.sessions.declared import declaring
 from superfluid.sessions.session import Session
 from superfluid.sessions.state import OPEN_CALLS, Call, State, Tail
 from superfluid.sessions.store import Record, Store
@@ -107,7 +108,8 @@ def append_system(
     target = store.session(session)
     if target.whole_ahead().n_tokens:
         raise errors.SystemNotFirst(session)
-    return [(session, ev.Message(ev.Role.SYSTEM, text or "", _after_lead(target, tokens, dialect)))]
+    said = ev.Message(ev.Role.SYSTEM, text or "", _after_lead(target, tokens, dialect))
+    return [(session, declaring(said, tools))]
 
 
 def append_block(

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from superfluid.link import events as ev
 from superfluid.link.session_api import LedgerEntry, Summary
+from superfluid.sessions.declared import tools_of
 from superfluid.sessions.state import State, Tail, branch, new_state
 
 if TYPE_CHECKING:
@@ -283,11 +284,26 @@ class Session:
         self._stream = stream
         self._store.touched(self)
 
-    def _read(self, start: int, end: int) -> list[ev.Event]:
-        """Events with ids in [start, end): own ones, and those of ancestors up to where each was forked from.
+    def declared(self) -> tuple[int, tuple[str, ...]]:
+        """The tools that its system turn declared, each as it was given, and the event id of that turn.
 
-        An ancestor whose records are gone is answered for by the Rerooted record of the session below it.
+        It is the first event with tokens, of this session or of the one it inherits that from; (0, ()) without tools.
         """
+        start = 0
+        for session, upto in reversed(self._chain(0, self.durable.n_events)):
+            first = max(start, session.fork_at)
+            frames = session.frames[first - session.fork_at : upto - session.fork_at]
+            for event_id, payload in enumerate(self._store.read_payloads(frames), first):
+                body, tools = tools_of(payload, self._store.version)
+                if tools:
+                    return event_id, tools
+                if getattr(body, "span", None):
+                    return 0, ()
+            start = upto
+        return 0, ()
+
+    def _chain(self, start: int, end: int) -> list[tuple["Session", int]]:
+        """This session and the ancestors that have events of [start, end), each with the id that its own end before."""
         chain: list[Session] = [self]
         ends = [end]
         while min(ends[-1], chain[-1].fork_at) > start:
@@ -296,8 +312,15 @@ class Session:
             if parent is None:
                 break
             chain.append(parent)
+        return list(zip(chain, ends, strict=False))
+
+    def _read(self, start: int, end: int) -> list[ev.Event]:
+        """Events with ids in [start, end): own ones, and those of ancestors up to where each was forked from.
+
+        An ancestor whose records are gone is answered for by the Rerooted record of the session below it.
+        """
         events: list[ev.Event] = []
-        for session, upto in reversed(list(zip(chain, ends, strict=False))):
+        for session, upto in reversed(self._chain(start, end)):
             below = min(upto, session.fork_at)
             if below > start and (len(events) != below - start or not _consecutive(events, start)):
                 events = session.rerooted_prefix()[start:below]

@@ -18,6 +18,7 @@ from superfluid.link import events as ev
 from superfluid.sessions import records, store_id
 from superfluid.sessions.activity import Activity
 from superfluid.sessions.compact import Rewrite, named_blobs, remove_blobs
+from superfluid.sessions.declared import Declaring
 from superfluid.sessions.errors import LogClosed, LogIOError, PurgedSession, SessionError, UnknownSession
 from superfluid.sessions.files import Files, StoreLock
 from superfluid.sessions.http_ids import HttpIds
@@ -211,6 +212,10 @@ class Store:
         version = self._wal.version
         return (records.event(payload, version)[1] for payload in self._wal.payloads(offsets))
 
+    def read_payloads(self, offsets: Iterable[int]) -> Iterator[bytes]:
+        """The records at these places of the log, as they are in their frames."""
+        return self._wal.payloads(offsets)
+
     def subscribe(self, session: int, cursor: int = 0, previews: bool = False) -> Subscription:
         """Follow a session's committed events from `cursor` on. Raises UnknownSession and PurgedSession."""
         return self.subscriptions.add(session, self.session(session).events(cursor), previews)
@@ -246,9 +251,12 @@ class Store:
                 undo.append((session, before))
                 if before.purged is not None:
                     raise PurgedSession(session_id)
+                behind = b""
+                if type(body) is Declaring:
+                    behind, body = body.behind(), body.said
                 epoch = before.epoch + 1 if type(body) is ev.EpochBump else before.epoch
                 event = ev.Event(before.n_events, epoch, time_ms, body)
-                chunk = records.frame(session_id, event, version)
+                chunk = records.frame(session_id, event, version, behind)
                 span = getattr(body, "span", None)
                 if span is not None and len(span):
                     session.extend(span)

@@ -116,6 +116,15 @@ class Model:
 Planned = list[Record]
 
 
+def names(body: ev.Body) -> str | None:
+    """What a rebase carries unchanged, by its text; a result whose call was dropped is a message of role 3 then."""
+    if isinstance(body, ev.ToolUse):
+        return body.name
+    if isinstance(body, ev.Generated) or (isinstance(body, ev.Message) and body.role != ev.Role.TOOL):
+        return body.text
+    return None
+
+
 @attrs.define
 class Tally:
     """What all runs of the machine did together: `kills` of a process, each followed by a replay, among the steps."""
@@ -413,19 +422,10 @@ class SessionMachine(RuleBasedStateMachine):
         )
         if made is None:
             return
-        kept = [
-            body.text if isinstance(body, ev.Generated | ev.Message) else body.name
-            for body in before[at + length :]
-            if isinstance(body, ev.Generated | ev.Message | ev.ToolUse)
-        ]
+        said = [names(body) for body in before[at + length :]]
         child = self.models[made[0]]
-        carried = [
-            body.text if isinstance(body, ev.Generated | ev.Message) else body.name
-            for body in child.bodies[at + 1 + replace :]
-            if isinstance(body, ev.Generated | ev.Message | ev.ToolUse)
-            and not (isinstance(body, ev.Message) and body.role == 3)
-        ]
-        assert carried == kept
+        carried = [names(body) for body in child.bodies[at + 1 + replace :]]
+        assert [name for name in carried if name is not None] == [name for name in said if name is not None]
         assert child.bodies[:at] == before[:at]
 
     @precondition(lambda self: len(self.models) < 12)
