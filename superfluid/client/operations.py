@@ -90,7 +90,7 @@ def metrics() -> Steps[str]:
 
 
 def set_background_rate(divisor: int) -> Steps[None]:
-    """Give background work a turn in every `divisor` ticks only; 1 is every tick."""
+    """Let agents and background work (classes 2 and 3) decode in every `divisor`-th tick only; 1 is every tick."""
     yield from ask(api.SetBackgroundRateRequest(divisor), api.AckResponse)
 
 
