@@ -7,16 +7,23 @@ class StopStrings:
     """Finds the first stop string to be completed, whatever the slices; holds back a tail that could begin one.
 
     Each string is followed by its Knuth-Morris-Pratt automaton, so a character costs the same however long the
-    strings and whatever the text repeats.
+    strings and whatever the text repeats. `end`, once one is found: how many characters of the text lead up to its end.
     """
 
-    __slots__ = ("_automata", "_held", "_states", "hit")
+    __slots__ = ("_automata", "_held", "_read", "_states", "end", "hit")
 
     def __init__(self, stops: Iterable[str]) -> None:
         self._automata = [(stop, _failure(stop)) for stop in dict.fromkeys(stops) if stop]
         self._states = [0] * len(self._automata)
         self._held = ""
+        self._read = 0  # characters so far
         self.hit = False
+        self.end: int | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is any stop string."""
+        return bool(self._automata)
 
     def feed(self, text: str) -> tuple[str, bool]:
         """(text that may be shown now, whether a stop string has been found). After a hit nothing more is shown."""
@@ -42,8 +49,10 @@ class StopStrings:
                 states[i] = state
             if found:
                 self.hit = True
+                self.end = self._read + at + 1 - start
                 self._held = ""
                 return text[: at + 1 - found], True
+        self._read += len(text) - start
         hold = max(states)
         cut = len(text) - hold
         self._held = text[cut:]

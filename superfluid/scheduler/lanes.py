@@ -106,10 +106,11 @@ class Ticket:
         self.uncounted += len(tokens)
         pieces = router.provisional(tokens)
         if self.job.want_provisional:
-            for channel, text, closes in pieces:
-                if channel != TOOL_CALL or self.job.want_calls:
-                    self.generation.put_provisional(channel, text, self.uncounted, closes)
-                    self.uncounted = 0
+            shown = [piece for piece in pieces if piece[0] != TOOL_CALL or self.job.want_calls]
+            for behind, (channel, text, closes) in zip(range(len(shown) - 1, -1, -1), shown, strict=True):
+                count = 0 if behind else self.uncounted  # a piece counts no token that is behind it
+                self.generation.put_provisional(channel, text, count, closes)
+                self.uncounted -= count
         return [(channel, text) for channel, text, _ in pieces if channel != TOOL_CALL]
 
     def records(self, tokens: list[int], finish: int, last: bool, codec: CodecLike) -> list[Body]:

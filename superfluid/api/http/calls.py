@@ -50,7 +50,8 @@ class Calls:
     `read` are the calls of the whole reply. `broken`: a call was announced and then not read, or its arguments are
     none; a client must not run anything then. `only_one`: all but the first call are ignored. `forced`: a call was
     demanded, and a text without markers may be it whatever it names. `withheld`: no calls are wanted (tool_choice
-    none), what comes all the same is text.
+    none), what comes all the same is text. `choice` is the reply's index: each has a session of its own, so ids of
+    events are distinct only within one.
     """
 
     codec: Codec
@@ -58,6 +59,7 @@ class Calls:
     only_one: bool = False
     forced: bool = False
     withheld: bool = False
+    choice: int = 0
     read: list[Entry] = attrs.Factory(list)
     broken: bool = False
     _runs: deque[_Run] = attrs.Factory(deque)
@@ -121,7 +123,7 @@ class Calls:
             return entries, "".join(run.text)
         for use, call in zip(uses, calls, strict=True):
             self.broken |= not _is_json(call.arguments_json)
-            self.read.append(_entry(len(self.read), f"call_{use.event_id}", call.name, call.arguments_json))
+            self.read.append(_entry(len(self.read), self._of_event(use.event_id), call.name, call.arguments_json))
         return entries, ""
 
     def cut(self) -> None:
@@ -178,13 +180,16 @@ class Calls:
 
     def _id(self, event_id: int) -> str:
         """A call's id; calls that opened in one record are told apart."""
-        made = f"call_{event_id}"
+        made = first = self._of_event(event_id)
         n = 1
         while made in self._ids:
-            made = f"call_{event_id}_{n}"
+            made = f"{first}_{n}"
             n += 1
         self._ids.add(made)
         return made
+
+    def _of_event(self, event_id: int) -> str:
+        return f"call_{event_id}-{self.choice}" if self.choice else f"call_{event_id}"
 
 
 def _entry(index: int, identity: str, name: str, arguments: str) -> Entry:

@@ -184,10 +184,11 @@ class ChatAnswer:
                     only_one=constraint.one_call and not held,
                     forced=constraint.forced,
                     withheld=chat.tool_choice.withheld,
+                    choice=index,
                 ),
                 whole_reply=constraint.whole_reply,
             )
-            for one in running.started
+            for index, one in enumerate(running.started)
         ]
         self._head = {
             "id": f"chatcmpl-superfluid-{api.next_id()}",

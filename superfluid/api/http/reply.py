@@ -11,6 +11,7 @@ from superfluid.api.http.calls import Calls, Entry
 from superfluid.api.http.refusals import ended_with_error
 from superfluid.codec.stops import StopStrings
 from superfluid.codec.tokenizer import Tokenizer
+from superfluid.codec.utf8 import Utf8Stream
 from superfluid.link.events import Channel, Event, Finish, Generated, ToolParseFailure, ToolUse
 from superfluid.scheduler.generation import Committed, Ended, Item, Provisional, TokenLogprob
 
@@ -48,8 +49,9 @@ class Reply:
     """One choice. Give it every item of its generation; `complete` turns true when its lane need not go on.
 
     Text comes ahead of its commit (then the commits only add what was not shown yet), or with its logprobs at the
-    commit. `calls` none: the reply has none (raw text). `whole_reply`: what looks like a call without its markers is
-    kept back, and read at the end; a demanded call keeps all text back.
+    commit. `tokens` counts to the token that ended the reply, wherever the lane stopped behind it. `calls` none: the
+    reply has none (raw text). `whole_reply`: what looks like a call without its markers is kept back, and read at the
+    end; a demanded call keeps all text back.
     """
 
     tokenizer: Tokenizer
@@ -68,7 +70,11 @@ class Reply:
     _kept: str = ""  # text that may be a call
     _ahead: list[int] = attrs.Factory(lambda: [0, 0, 0])  # characters shown per channel that are not committed yet
     _hidden: list[int] = attrs.Factory(lambda: [0, 0, 0])  # and those that wait for their commit
-    _counted: int = 0  # of `tokens`, those that are committed
+    _previewed: int = 0  # tokens ahead of their commit
+    _counted: int = 0  # committed tokens
+    _last_token: int | None = None  # the number of the token that ended the reply before its lane did
+    _read: int = 0  # characters of committed text
+    _decoder: Utf8Stream = attrs.Factory(Utf8Stream)  # of that text, token by token
     _waiting: deque[tuple[int, TokenLogprob]] = attrs.Factory(deque)  # by where in the text each token begins
     _drawn: int = 0  # bytes of text that tokens stand for
     _shown: int = 0  # bytes of text that were shown
@@ -77,22 +83,34 @@ class Reply:
     def take(self, item: Item) -> list[Delta]:
         """What `item` adds. Raises ApiError when the generation failed."""
         if isinstance(item, Provisional):
-            self.tokens += item.n_tokens
-            if item.channel == Channel.TOOL_CALL:
-                return [] if self.calls is None or self.complete else _deltas(self.calls.ahead(item.text, item.closes))
-            if self._hidden[item.channel] or (self.calls is not None and self.calls.only_one and self.calls.due):
-                self._hidden[item.channel] += len(item.text)  # it may stand behind the last call that is wanted
-                return []
-            self._ahead[item.channel] += len(item.text)
-            return self._text(item.channel, item.text)
+            return self._preview(item)
         if isinstance(item, Committed):
             return self._commit(item.events, item.logprobs)
         self.ended = item
         if item.reason is not None and not self.complete:
             raise ended_with_error(item)
-        self.tokens = item.tokens_generated
+        self.tokens = item.tokens_generated if self._last_token is None else self._last_token
         unread = "".join(self.unread)
         return self._end() + ([Delta("content", unread)] if unread else [])
+
+    def _preview(self, item: Provisional) -> list[Delta]:
+        """Text that runs ahead of its commit. Tokens count as of here, but for those that may be behind the end."""
+        channel = item.channel
+        if channel != Channel.TOOL_CALL:
+            if self._hidden[channel] or (self.calls is not None and self.calls.only_one and self.calls.due):
+                self._hidden[channel] += len(item.text)  # it may stand behind the last call that is wanted
+                return []
+            self._ahead[channel] += len(item.text)
+            deltas = self._text(channel, item.text)
+        elif self.calls is not None and not self.complete:
+            deltas = _deltas(self.calls.ahead(item.text, item.closes))
+        else:
+            deltas = []
+        behind = channel == Channel.TOOL_CALL and self.calls is not None and self.calls.only_one
+        if not self.complete and not behind:
+            self._previewed += item.n_tokens
+            self.tokens = max(self.tokens, self._previewed)
+        return deltas
 
     def _end(self) -> list[Delta]:
         if not self.complete and self.calls is not None:
@@ -117,17 +135,41 @@ class Reply:
                 deltas += self._run_over()
                 span = logprobs[start : start + len(body.span)]
                 start += len(body.span)
-                self._counted += len(body.span)
-                self.tokens = max(self.tokens, self._counted)
                 if body.channel == Channel.TEXT:
                     self._await(span)
                 if body.channel != Channel.TOOL_CALL:
                     deltas += self._text(body.channel, self._unshown(body))
                 elif self.calls is not None and not self._silent:
                     deltas += _deltas(self.calls.write(event, body.text))
+                self._count(body)
             elif isinstance(body, ToolUse | ToolParseFailure):
                 self._judge(event, body)
         return deltas + self._run_over()
+
+    def _count(self, body: Generated) -> None:
+        """Count a record's tokens; of the one in which a stop string ends, those up to its end."""
+        if self._last_token is None and self.stops.wanted and body.channel == Channel.TEXT:
+            end = None if self.stops.end is None else self.stops.end - self._read
+            used = self._tokens_to(body, end)
+            self._read += len(body.text)
+            if used is not None:
+                self._last_token = self._counted + used
+        self._counted += len(body.span)
+        if not self.complete:
+            self.tokens = max(self.tokens, self._counted)
+        elif self._last_token is not None:
+            self.tokens = self._last_token
+
+    def _tokens_to(self, body: Generated, end: int | None) -> int | None:
+        """How many tokens of a record make the first `end` characters of its text; none when it has fewer."""
+        at = 0
+        for n, token in enumerate(body.span, 1):
+            piece = self._decoder.feed(self.tokenizer.token_bytes(token))
+            if body.text.startswith(piece, at):  # else a marker, which is no text
+                at += len(piece)
+            if end is not None and at >= end:
+                return n
+        return len(body.span) if end is not None and len(body.text) >= end else None
 
     def _unshown(self, body: Generated) -> str:
         """A committed text without what was shown ahead of it."""
@@ -193,7 +235,9 @@ class Reply:
         entries, raw = self.calls.over()
         if raw:
             self.unread.append(raw)
-        self.complete |= self.calls.only_one and bool(self.calls.read)
+        if self.calls.only_one and self.calls.read and not self.complete:
+            self.complete = True
+            self.tokens = self._last_token = self._counted
         return _deltas(entries)
 
     # ---- logprobs: each with the text that its token stands for

@@ -13,6 +13,7 @@ from tests.api.http.listening import Site
 
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+OTHER = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}
 
 
 @pytest.fixture(scope="module")
@@ -128,15 +129,20 @@ def test_choices_draw_their_own_seeds(site: Site) -> None:
 
 
 def test_stop_strings(client: OpenAI) -> None:
-    for stop in ("STOP", ["nowhere", "TOP"], ["S"]):
+    """The script says "one ", "ST", "OP", " two": usage counts to the token in which a stop string ends."""
+    used: tuple[tuple[str | list[str], int], ...] = (("STOP", 3), (["nowhere", "TOP"], 3), (["S"], 2))
+    for stop, tokens in used:
         whole = client.chat.completions.create(model="scripted-stop", messages=HI, temperature=0, stop=stop)
         stream = client.chat.completions.create(
             model="scripted-stop", messages=HI, temperature=0, stop=stop, stream=True
         )
+        chunks = list(stream)
         expected = "one S" if stop == ["nowhere", "TOP"] else "one "
         assert whole.choices[0].message.content == expected
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
-        assert whole.choices[0].finish_reason == "stop"
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+        assert whole.choices[0].finish_reason == chunks[-1].choices[0].finish_reason == "stop"
+        assert whole.usage is not None and chunks[-1].usage is not None
+        assert whole.usage.completion_tokens == chunks[-1].usage.completion_tokens == tokens
 
 
 def test_what_could_begin_a_stop_is_let_go_at_the_end(client: OpenAI) -> None:
@@ -222,8 +228,8 @@ def joined_calls(events: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]
 @pytest.mark.parametrize("script", ["text_tool", "broken_tool", "two_tools", "open_tool"])
 @pytest.mark.parametrize("more", [{}, {"parallel_tool_calls": False}, {"logprobs": True}])
 def test_streamed_calls_add_up_to_the_whole(site: Site, script: str, more: dict[str, Any]) -> None:
-    tools = [TOOL, {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}]
-    ask = {"model": f"scripted-{script}", "messages": HI, "temperature": 0, "tools": tools, "max_tokens": 12} | more
+    ask = {"model": f"scripted-{script}", "messages": HI, "temperature": 0, "tools": [TOOL, OTHER]}
+    ask |= {"max_tokens": 12} | more
     choice = call(site, "POST", "/v1/chat/completions", ask).json["choices"][0]
     events = call(site, "POST", "/v1/chat/completions", ask | {"stream": True}).events
     content, calls = joined_calls(events)
@@ -239,6 +245,19 @@ def test_streamed_calls_add_up_to_the_whole(site: Site, script: str, more: dict[
             assert json.loads(streamed["arguments"]) == json.loads(whole["function"]["arguments"])
     else:
         assert choice["finish_reason"] in ("length", "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ids_of_calls_are_distinct_in_a_reply_of_several_choices(site: Site, stream: bool) -> None:
+    ask = {"model": "scripted-two_tools", "messages": HI, "temperature": 0, "n": 3, "tools": [TOOL, OTHER]}
+    reply = call(site, "POST", "/v1/chat/completions", ask | {"stream": stream})
+    assert reply.status == 200, reply.body
+    parts = [choice for event in (reply.events if stream else [reply.json]) for choice in event["choices"]]
+    entries = [
+        entry for part in parts for entry in (part.get("delta") or part.get("message", {})).get("tool_calls", ())
+    ]
+    ids = [entry["id"] for entry in entries if "id" in entry]
+    assert len(ids) == len(set(ids)) == 6
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -76,6 +76,7 @@ def run(
     forced: bool = False,
     whole_reply: bool = False,
     late: bool = False,
+    choice: int = 0,
 ) -> tuple[Reply, Made]:
     """One lane's reply: tokens cut into ticks, shown in rounds ahead of each tick's commit. `late`: every commit comes
     a tick after its tokens were shown."""
@@ -83,7 +84,7 @@ def run(
     job = Job(1, [0], 10_000, router, want_provisional=stream, want_calls=stream, tools=TOOLS)
     generation = Generation(job, lambda _: None)
     ticket = Ticket(job, generation, 0, 0)
-    calls = Calls(codec, TOOLS, one_call and not choice_none, forced, choice_none)
+    calls = Calls(codec, TOOLS, one_call and not choice_none, forced, choice_none, choice)
     reply = Reply(codec.tokenizer, StopStrings(list(stop)), 10_000, calls=calls, whole_reply=whole_reply)
     deltas: list[Delta] = []
     ids = itertools.count(5)
@@ -91,8 +92,11 @@ def run(
     cancelled = False
 
     def drain() -> None:
+        counted = reply.tokens
         for item in generation.take():
             deltas.extend(reply.take(item))
+            assert reply.tokens >= counted, "usage never falls"
+            counted = reply.tokens
 
     pieces = cut(tokens, ticks) or [[]]
     for number, piece in enumerate(pieces):
@@ -180,10 +184,15 @@ def test_any_split_gives_the_same_reply(
 ) -> None:
     tokens = tokens_of(JSON, text)
     options: dict[str, Any] = {"stop": stop, "one_call": one_call, "choice_none": none}
-    plain = whole_of(run(JSON, tokens, stream=False, **options)[0])
+    whole = run(JSON, tokens, stream=False, **options)[0]
+    plain = whole_of(whole)
     reply, streamed = run(JSON, tokens, ticks, rounds, late=late, **options)
     same(streamed, plain)
     same(whole_of(reply), plain)
+    assert reply.tokens == whole.tokens <= len(tokens)
+    sliced = run(JSON, tokens, ticks, stream=False, late=late, **options)[0]
+    assert sliced.tokens == whole.tokens
+    same(whole_of(sliced), plain)
     assert not (none and streamed.calls)
     if one_call:
         assert len(plain.calls) <= 1
@@ -193,6 +202,45 @@ def tokens_of(codec: Codec, text: str) -> list[int]:
     tokenizer = codec.tokenizer
     assert isinstance(tokenizer, ByteTokenizer)
     return tokenizer.encode(text)
+
+
+SMILE = "one \N{GRINNING FACE}STOP two"
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "used"),
+    [
+        ("one STOP two", "STOP", "one STOP"),
+        (SMILE, "STOP", SMILE.removesuffix(" two")),
+        (SMILE, "\N{GRINNING FACE}", "one \N{GRINNING FACE}"),
+        ("<think>a STOP b</think>c STOP d", "STOP", "<think>a STOP b</think>c STOP"),
+        ("a</think>STOP", "STOP", "a</think>STOP"),  # a marker that closes nothing is a token without text
+        ("no end", "STOP", "no end"),
+    ],
+)
+@settings(max_examples=25, deadline=None)
+@given(CUTS, CUTS, st.booleans(), st.booleans())
+def test_tokens_count_to_the_one_that_ends_the_reply(
+    text: str, stop: str, used: str, ticks: list[int], rounds: list[int], stream: bool, late: bool
+) -> None:
+    reply, _ = run(JSON, tokens_of(JSON, text), ticks, rounds, stream=stream, stop=(stop,), late=late)
+    assert reply.tokens == len(tokens_of(JSON, used))
+
+
+def test_the_first_call_ends_a_reply_of_one() -> None:
+    text = 'a<tool_call>{"name": "f"}</tool_call> and <tool_call>{"name": "f"}</tool_call>'
+    used = len(tokens_of(JSON, text.partition(" and ")[0]))
+    for ticks in ([], [3, 20], [used], [used + 1]):
+        for stream in (False, True):
+            assert run(JSON, tokens_of(JSON, text), ticks, stream=stream, one_call=True)[0].tokens == used
+
+
+def test_ids_of_choices_are_distinct() -> None:
+    """Each choice has a session of its own, and event ids count in each."""
+    made = [run(JSON, tokens_of(JSON, REPLIES[1]), choice=choice) for choice in (0, 1, 2)]
+    ids = [name for reply, _ in made for name in whole_of(reply).ids]
+    assert ids == ["call_8", "call_11", "call_8-1", "call_11-1", "call_8-2", "call_11-2"]
+    assert len({name for _, streamed in made for name in streamed.ids}) == 6
 
 
 def test_ids_and_indexes() -> None:
