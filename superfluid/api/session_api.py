@@ -1,20 +1,24 @@
 """One client of the session API, whatever carries it: each request becomes a call of the facade and its replies."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 
 import trio
 
 from superfluid.codec.dialects.dialect import ConversationRefused
 from superfluid.daemon.daemon import Daemon
+from superfluid.daemon.fim import GREEDY, FimRequest, Throttled
+from superfluid.daemon.generation import GenerateOptions
 from superfluid.daemon.model import ModelFailed
 from superfluid.daemon.sessions import Sessions
 from superfluid.link import session_api as api
-from superfluid.link.events import Event
+from superfluid.link.events import Event, Generated
 from superfluid.observe.log import set_log_filter
 from superfluid.scheduler.generation import Committed, Ended, Failure
 from superfluid.sessions.errors import SessionError, StoreError
 from superfluid.sessions.subscriptions import Subscription
+
+DRAINING = "generation failed: the server is stopping"
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +26,14 @@ Send = Callable[[api.Response], Awaitable[None]]
 
 
 class Connection:
-    """Answers one client's requests, one at a time and in order; subscriptions run beside them in `nursery`."""
+    """Answers one client's requests, one at a time and in order; subscriptions run beside them in `nursery`.
 
-    def __init__(self, daemon: Daemon, nursery: trio.Nursery, send: Send) -> None:
+    `client` is whose completions are counted together; by default the connection's own.
+    """
+
+    def __init__(self, daemon: Daemon, nursery: trio.Nursery, send: Send, client: Hashable = None) -> None:
         self._daemon = daemon
+        self._client = object() if client is None else client
         self._sessions: Sessions = daemon.default.sessions
         self._nursery = nursery
         self._send = send
@@ -41,6 +49,8 @@ class Connection:
         try:
             if isinstance(request, api.GenerateRequest):
                 await self._generate(request)
+            elif isinstance(request, api.CompleteRequest):
+                await self._complete(request)
             elif isinstance(request, api.SubscribeRequest):
                 await self._subscribe(request)
             elif isinstance(request, api.UnsubscribeRequest):
@@ -128,7 +138,7 @@ class Connection:
     async def _generate(self, request: api.GenerateRequest) -> None:
         """Deltas as their events commit, then the whole; a client that goes away cancels."""
         if self._daemon.draining:
-            await self._send(api.ErrResponse("generation failed: the server is stopping"))
+            await self._send(api.ErrResponse(DRAINING))
             return
         events: list[Event] = []
         async with await self._sessions.generate(request.session, request.max_tokens) as generation:
@@ -139,6 +149,27 @@ class Connection:
                         await self._send(api.DeltaResponse(event))
                 elif isinstance(item, Ended):
                     await self._send(ended(item, events))
+
+    async def _complete(self, request: api.CompleteRequest) -> None:
+        """Fill in a middle; a client that goes away cancels."""
+        if self._daemon.draining:
+            await self._send(api.ErrResponse(DRAINING))
+            return
+        fim = self._daemon.fim
+        try:
+            fim.admit(self._client)
+        except Throttled as throttled:
+            await self._send(api.ThrottledResponse(throttled.retry_after_ms))
+            return
+        options = GenerateOptions(GREEDY, request.max_tokens, client=f"connection:{id(self._client)}")
+        fill = await fim.begin(self._daemon.default, FimRequest(request.prefix, request.suffix, request.mode, options))
+        events, _, end = await fill.started.generation.collect()
+        if end.reason is not None:
+            await self._send(ended(end, events))
+            return
+        runs = [] if end.expired else [event.body for event in events if isinstance(event.body, Generated)]
+        tokens = [token for run in runs for token in run.span]
+        await self._send(api.CompletionResponse("".join(run.text for run in runs), tokens, fill.cached, end.expired))
 
     async def _subscribe(self, request: api.SubscribeRequest) -> None:
         number, subscription = self._sessions.subscribe(request.session, request.cursor, request.provisional)

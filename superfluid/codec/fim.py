@@ -1,10 +1,12 @@
 """Fill-in-the-middle: which markers a vocabulary has for it, and prompts of a prefix and a suffix."""
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
 import attrs
 
+from superfluid.codec.channels import PairSplitter, Router
 from superfluid.codec.framing import Encoder, Piece, content, framing
 
 
@@ -55,3 +57,8 @@ class Fim:
         if mode == FimMode.SPM and self.family != "deepseek":
             pieces = [before, after, content(suffix), middle, content(prefix)]
         return self.encoder.encode(pieces)
+
+    def router(self, terminators: Iterable[int] = ()) -> Router:
+        """The router of a lane that fills in a middle: all of it is text, up to a terminator."""
+        ends = frozenset(terminators)
+        return Router(lambda: PairSplitter(self.encoder.table, (), ends))

@@ -7,6 +7,7 @@ from pathlib import Path
 import attrs
 import trio
 
+from superfluid.daemon.fim import FimService
 from superfluid.daemon.model import Model, ModelFailed
 from superfluid.observe.metrics import Metrics
 
@@ -32,6 +33,7 @@ class Daemon:
     home: Path
     models: list[Model]
     metrics: Metrics
+    fim: FimService = attrs.Factory(lambda self: FimService(self.metrics), takes_self=True)
     drain_started: trio.Event = attrs.Factory(trio.Event)
     _answers: int = 0
     _answered: trio.Event = attrs.Factory(trio.Event)
@@ -39,6 +41,11 @@ class Daemon:
     @property
     def default(self) -> Model:
         return self.models[0]
+
+    @property
+    def everything(self) -> list[Model]:
+        """The models that are served by name, and the one that only fills in middles."""
+        return self.models if self.fim.satellite is None else [*self.models, self.fim.satellite]
 
     @property
     def draining(self) -> bool:
@@ -66,10 +73,11 @@ class Daemon:
         return self.metrics.render()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve every model; started when all are ready. Raises ModelFailed when one cannot be."""
+        """Serve every model; started when all are ready. Raises ModelFailed when one cannot be, DialectRefused."""
         async with trio.open_nursery() as nursery:
-            for model in self.models:
+            for model in self.everything:
                 await nursery.start(model.run, name=f"model:{model.name}")
+            self.fim.check()
             task_status.started()
 
     @contextmanager
@@ -86,11 +94,11 @@ class Daemon:
     async def idle(self) -> None:
         """Wait until no generation is queued or runs, and every answer is taken, except by those who take none."""
         while True:
-            for model in self.models:
+            for model in self.everything:
                 await model.idle()
             with trio.move_on_after(UNTAKEN):
                 await self._no_answers()
-            if not any(model.generating for model in self.models):
+            if not any(model.generating for model in self.everything):
                 return
 
     async def _no_answers(self) -> None:

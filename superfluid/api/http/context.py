@@ -1,6 +1,7 @@
 """What every route has at hand: the daemon, the listener's settings, and the answers that are being made."""
 
 import itertools
+from collections.abc import Hashable
 
 import attrs
 import trio
@@ -57,14 +58,21 @@ class Api:
     def called(self, choices: Choices) -> GenerateOptions:
         """The options of the current request with its caller: class and batch invariance from its headers, and its
         peer for fairness. Raises ApiError 400 and 403."""
-        client = str(request.remote_addr or "")
         klass, invariant = self.settings.default_class, False
         if self.settings.read_qos_headers:
             klass = read_class(request.headers, klass)
             invariant = read_switch(request.headers, "x-superfluid-batch-invariant")
         if invariant and not self.settings.allow_batch_invariant:
             raise ApiError(403, "batch invariance is not allowed here; serve with --http-allow-batch-invariant")
-        return attrs.evolve(choices.options, klass=klass, client=client, batch_invariant=invariant)
+        return attrs.evolve(choices.options, klass=klass, client=self.peer(), batch_invariant=invariant)
+
+    def peer(self) -> str:
+        """Where the current request comes from."""
+        return str(request.remote_addr or "")
+
+    def metered_client(self) -> Hashable:
+        """Whose completions the current request counts as: its address, for whoever may ask shows the one key."""
+        return "http", self.peer()
 
     def run(self) -> Running:
         """The generations of the current request, none yet: they end when it does."""

@@ -24,6 +24,7 @@ SILENCE = 15.0  # seconds without an event after which a comment shows that the 
 OVER_WEBSOCKET = (api.GenerateRequest, api.SubscribeRequest, api.UnsubscribeRequest)
 SHOWN = (Generated, ToolUse, ToolResult, ToolParseFailure)
 STOPPED = "generation failed: the server stopped before the reply was complete"
+RPC = "/web/rpc"  # all of it is one client
 LEAST_RETRY = 1  # second of Retry-After
 INTEGERS = {"session": 64, "max_tokens": 32}  # bits
 
@@ -72,7 +73,7 @@ async def rpc(web: Web) -> Response:
         replies.append(reply)
 
     async with trio.open_nursery() as nursery:
-        await Connection(web.daemon, nursery, keep).handle(asked)
+        await Connection(web.daemon, nursery, keep, client=RPC).handle(asked)
     (reply,) = replies
     body = postcard.to_json(reply)
     if isinstance(reply, api.ThrottledResponse):

@@ -1,9 +1,10 @@
 """Servers in this process with their HTTP listener, on scripted models and real workers."""
 
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
 import trio
@@ -20,6 +21,8 @@ HOST = "127.0.0.1"
 WINDOW = 4096
 START_SECONDS = 180.0
 END_SECONDS = 60.0
+
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -103,6 +106,10 @@ class SiteThread:
         self._thread.join(END_SECONDS)
         if self._error is not None:
             raise self._error
+
+    def run(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run something on the site's loop."""
+        return trio.from_thread.run(function, trio_token=self._token)
 
     def _run(self) -> None:
         try:
