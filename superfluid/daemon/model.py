@@ -166,7 +166,7 @@ class Model:
         self.scheduler = Scheduler(self.store, self.codec, config, self.metrics, self.name, self.keeper)
         self.sessions = Sessions(self)
         purges = self.sessions.purges
-        purges.remove_leftovers()
+        await purges.remove_leftovers()
         nursery.start_soon(purges.erase, name=f"compaction:{self.name}")
         if self.config.sessions_ttl:
             nursery.start_soon(purges.keep_purging, self.config.sessions_ttl, name=f"retention:{self.name}")
@@ -201,7 +201,7 @@ class Model:
                 log.error("%s: nothing is taken until the log can be written again: %s", self.name, why)
                 await trio.sleep(REOPEN_PAUSE)
                 try:
-                    self.store.reopen()
+                    await self.store.reopen_behind()
                 except StoreError as error:
                     why = str(error)
                 else:

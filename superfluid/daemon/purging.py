@@ -140,9 +140,9 @@ class Purges:
 
     # ---- what they leave
 
-    def remove_leftovers(self) -> None:
+    async def remove_leftovers(self) -> None:
         """Delete the park artifacts of sessions that were purged just before the last server died."""
-        parked = self._keeper.parks.artifacts.sessions()
+        parked = await trio.to_thread.run_sync(self._keeper.parks.artifacts.sessions)
         for session in set(parked).difference(self._live(parked)):
             self._keeper.purged(session)
 

@@ -248,6 +248,10 @@ class Session:
         self.frames = array("Q", frames)
         self._reroot = reroot
 
+    def belongs_to(self, store: "Store") -> None:
+        """The store that reads its log from now on."""
+        self._store = store
+
     @property
     def resident(self) -> int:
         """Tokens its buffer has room for."""

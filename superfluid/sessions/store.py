@@ -534,17 +534,38 @@ class Store:
     def reopen(self) -> None:
         """After a failed sync: cut the log to what was durable, and read it back. Sessions are new objects then.
 
-        Raises as `open` does, and LogIOError while a sync runs.
+        Raises as `open` does, and LogIOError while a sync runs; the store stays as it was, and takes nothing.
         """
+        self._fail_staged()
+        self._become(self._read_back())
+
+    async def reopen_behind(self) -> None:
+        """The same, the log being read in a thread; until it is, sessions show what was durable before."""
+        self._fail_staged()
+        self._become(await trio.to_thread.run_sync(self._read_back))
+
+    def _fail_staged(self) -> None:
         if self._writing:
             raise LogIOError(self.path, "a sync of the log is still running")
         self._take_back(one for commit in reversed(self._queue) for one in reversed(commit.staged))
         for commit in self._take():
             commit.finish(LogIOError(self.path, "the log was opened again"))
+
+    def _read_back(self) -> "Store":
+        self._wal.give_up()
+        fresh = Store(self.directory, self._files, self._clock, self._lock)
+        fresh._load()
+        return fresh
+
+    def _become(self, fresh: "Store") -> None:
         self.subscriptions.close(PUBLISHER_CLOSED)
         self._wal.close()
         self.http.close()
-        self._load()
+        self.store_id, self.http, self._wal = fresh.store_id, fresh.http, fresh._wal
+        self._sessions, self._children, self._touched = fresh._sessions, fresh._children, fresh._touched
+        self._next_session = fresh._next_session
+        for session in self._sessions.values():
+            session.belongs_to(self)
 
     def close(self) -> None:
         """Write what is staged when that is still possible, end subscriptions, and let go of the files and the lock."""

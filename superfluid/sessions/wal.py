@@ -189,15 +189,19 @@ class Wal:
         else:
             self._mark_synced()
 
-    def close(self) -> None:
-        """Close the files; the log is as durable as its last append."""
+    def give_up(self) -> None:
+        """Append nothing more, and leave nothing behind what is durable; it can still be read."""
+        self.failed = True
         if self._uncut:
             self._cut_back_if_possible()
+
+    def close(self) -> None:
+        """Close the files; the log is as durable as its last append."""
+        self.give_up()
         for descriptor in (self._descriptor, self._watermark):
             if descriptor >= 0:
                 self._files.close(descriptor)
         self._descriptor = self._watermark = -1
-        self.failed = True
 
 
 def companion(log: Path, suffix: str) -> Path:

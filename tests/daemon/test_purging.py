@@ -225,5 +225,5 @@ async def test_artifacts_that_a_crash_left_go_at_start(tmp_path: Path) -> None:
         (directory / "park").mkdir()
         for session in (1, 2):
             (directory / f"park/{session}.park").write_bytes(b"state")
-        purges.remove_leftovers()
+        await purges.remove_leftovers()
     assert [path.name for path in directory.glob("park/*")] == ["2.park"]

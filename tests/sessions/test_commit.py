@@ -1,6 +1,8 @@
 """Committing: group commit, what a failing disk leaves, subscriptions."""
 
 import errno
+import os
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -324,3 +326,46 @@ def test_http_ids_survive_and_go_with_a_new_log(open_store: OpenStore, tmp_path:
     store.close()
     (tmp_path / "s/wal.log").unlink()
     assert open_store().http.ids == set()
+
+
+class HeldFiles(FaultyFiles):
+    """Opening a log a second time waits for `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.go = threading.Event(), threading.Event()
+        self.hold = False
+
+    def open(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+        if self.hold and path.name == "wal.log":
+            self.reached.set()
+            assert self.go.wait(60)
+        return super().open(path, flags)
+
+
+async def test_sessions_are_read_while_the_log_is_read_back(open_store: OpenStore) -> None:
+    files = HeldFiles()
+    store = open_store(files)
+    session = make(store)
+    old = store.session(session)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        files.arm("sync", 1)
+        with pytest.raises(LogIOError):
+            await store.commit([(session, say(1))])
+        files.hold = True
+        async with trio.open_nursery() as reopening:
+            reopening.start_soon(store.reopen_behind)
+            await trio.to_thread.run_sync(files.reached.wait)
+            assert store.session(session) is old
+            assert len(old.events()) == 2
+            follower = store.subscribe(session)
+            with pytest.raises(LogIOError):
+                store.stage([(session, say(2))])
+            files.go.set()
+        assert [type(event.body) async for event in follower if isinstance(event, ev.Event)] == [ev.Created, ev.Message]
+        assert follower.reason == "publisher closed"
+        await store.commit([(session, say(5))])
+        assert store.session(session) is not old
+        assert store.session(session).tokens().tolist() == [1, 2, 3, 5]
+        nursery.cancel_scope.cancel()
