@@ -47,6 +47,12 @@ def block_text(kind: int, payload: str) -> str:
     raise UnknownBlockKind(kind)
 
 
+def image_texts(payload: str) -> tuple[str, str]:
+    """The texts before and after an image block's image."""
+    value = read_json(payload)
+    return str(value.get("pre_text", "")), str(value.get("post_text", ""))
+
+
 def _cut(text: str) -> str:
     data = text.encode()
     if len(data) <= MAX_SHOWN:

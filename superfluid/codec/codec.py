@@ -1,12 +1,13 @@
 """The codec of one model: everything between text and token ids that depends on its vocabulary and template."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import attrs
 
 from superfluid.codec.channels import REASONING, TOOL_CALL, PairSplitter, Router, Splitter
-from superfluid.codec.conversation import Json, Turn, normalized_tools, require_shallow, turns_of
+from superfluid.codec.conversation import Json, normalized_tools, require_shallow, turns_of, with_media
 from superfluid.codec.dialects.atem import Atem
 from superfluid.codec.dialects.chatml import ChatMl
 from superfluid.codec.dialects.dialect import Dialect, DialectRefused, History, Raw
@@ -14,6 +15,7 @@ from superfluid.codec.dialects.template import TemplateDialect
 from superfluid.codec.effort import Effort, Shape
 from superfluid.codec.fim import Fim
 from superfluid.codec.framing import Encoder
+from superfluid.codec.media import Medium, guarded
 from superfluid.codec.template import ChatTemplate, TemplateFailed
 from superfluid.codec.tokenizer import Tokenizer
 from superfluid.codec.toolcalls import constraints, fragments
@@ -85,6 +87,7 @@ class Codec:
         self.fim = Fim.discover(encoder)  # fill-in-the-middle prompts, where the vocabulary has markers for them
         self.codec_id = _codec_id(dialect, template, self.effort)
         self._fingerprint: int | None = None
+        self._guarding_dialects: dict[frozenset[int], Dialect] = {}  # by the tokens of the media they take
 
     @classmethod
     def open(cls, tokenizer: Tokenizer, dialect: str = "auto", parser: str = "auto") -> "Codec":
@@ -134,6 +137,20 @@ class Codec:
         """A tool result's own tokens; `name` is the tool's."""
         return self.dialect.tool_result_span(content, name, History(history or ()))
 
+    def media_span(
+        self,
+        role: int,
+        medium: Medium,
+        pre_text: str = "",
+        post_text: str = "",
+        history: Sequence[events.Body] | None = None,
+    ) -> tuple[list[int], int]:
+        """A medium's turn, its own tokens, and the index of its first placeholder in them.
+
+        Raises NoChatDialect, MediaRefused, ConversationRefused.
+        """
+        return self._guarding([medium]).media_span(role, pre_text, medium, post_text, History(history or ()))
+
     def opener(self, after_finished: bool, thinking: bool | None = None) -> list[int]:
         """The assistant-turn opener; after a finished turn its separator leads."""
         return self.dialect.opener(after_finished, thinking)
@@ -150,14 +167,15 @@ class Codec:
         messages: Sequence[Mapping[str, Json]],
         tools: Iterable[Json] | None = None,
         kwargs: Mapping[str, Json] | None = None,
+        media: Sequence[Medium] = (),
     ) -> Rendered:
         """A conversation of OpenAI message objects. `kwargs` are chat_template_kwargs with the request's
-        enable_thinking and reasoning_effort under them.
+        enable_thinking and reasoning_effort under them; `media` is what its image and audio parts became, in order.
 
-        Raises InvalidMessage, NoChatDialect, ConstraintUnsatisfiable (the template refuses a kwarg) and
+        Raises InvalidMessage, NoChatDialect, ConstraintUnsatisfiable (the template refuses a kwarg), MediaRefused and
         ConversationRefused, each a 400.
         """
-        turns: list[Turn] = turns_of(messages)
+        turns = with_media(turns_of(messages), media)
         tools = _declared(tools)
         kwargs = dict(kwargs or {})
         require_shallow(kwargs, "chat_template_kwargs")
@@ -167,7 +185,19 @@ class Codec:
             shape = Shape(True, bool(tools), system, thinking if isinstance(thinking, bool) else None)
             kwargs["reasoning_effort"] = self.effort.native(kwargs["reasoning_effort"], shape)
         self._check_kwargs(kwargs)
-        return Rendered(self.dialect.render(turns, tools, kwargs))
+        return Rendered(self._guarding(media).render(turns, tools, kwargs))
+
+    def _guarding(self, media: Sequence[Medium]) -> Dialect:
+        """The dialect, with an encoder that makes no placeholder of what a client wrote."""
+        tokens = frozenset(token for medium in media for token in medium.tokens)
+        if not tokens or self.encoder.guards(tokens):
+            return self.dialect
+        guarding = self._guarding_dialects.get(tokens)
+        if guarding is None:
+            guarding = copy(self.dialect)
+            guarding.encoder = guarded(self.encoder, media)
+            self._guarding_dialects[tokens] = guarding
+        return guarding
 
     def _check_kwargs(self, kwargs: Mapping[str, Json]) -> None:
         """Try the arguments on a conversation that the template takes without them."""
@@ -222,9 +252,11 @@ class Codec:
 
     # -- tool calls
 
-    def read_call(self, raw: str, tools: Iterable[Json] | None = None) -> list[ToolCall] | None:
-        """The calls of a tool-call run's text, or None when it is none; `tools` type the arguments."""
-        return self.wire.read(raw, ToolSchemas(normalized_tools(tools)))
+    def read_call(self, raw: str, tools: Iterable[Json] | None = None, *, cut: bool = False) -> list[ToolCall] | None:
+        """The calls of a tool-call run's text, or None when it is none; `tools` type the arguments. `cut`: a limit
+        ended it."""
+        read = self.wire.read_cut if cut else self.wire.read
+        return read(raw, ToolSchemas(normalized_tools(tools)))
 
     def call_reader(self, tools: Iterable[Json] | None = None) -> fragments.CallReader:
         """A reader of one tool-call run while it is written."""

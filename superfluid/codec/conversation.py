@@ -6,6 +6,8 @@ from typing import Any
 
 import attrs
 
+from superfluid.codec.media import Medium
+
 Json = Any
 
 MAX_NESTING = 128  # levels of lists and objects in tools and arguments: deeper ones exhaust the interpreter's stack
@@ -23,11 +25,13 @@ class InvalidMessage(ValueError):
 
 @attrs.frozen
 class Part:
-    """A part of a message with media: `kind` text, image or audio; `payload` is the client's object for media."""
+    """A part of a message with media: `kind` text, image or audio; `payload` is the client's object for media, and
+    `medium` what it became."""
 
     kind: str
     text: str = ""
     payload: Json = None
+    medium: Medium | None = None
 
 
 @attrs.frozen
@@ -93,6 +97,20 @@ class Turn:
             made["name"] = self.name
         return made
 
+    def media_turns(self) -> list[tuple[str, Medium, str]]:
+        """Each medium with the text before it and, for the last, the text after."""
+        found: list[tuple[str, Medium, str]] = []
+        text = ""
+        for part in self.parts:
+            if part.medium is None:
+                text += part.text
+            else:
+                found.append((text, part.medium, ""))
+                text = ""
+        if found:
+            found[-1] = (*found[-1][:2], text)
+        return found
+
     def client_texts(self) -> list[str]:
         """Every text of the turn that a client wrote, calls left out."""
         return [p.text for p in self.parts if p.kind == "text"] if self.parts else [self.text]
@@ -114,6 +132,20 @@ def compact(value: Json) -> str:
 def turns_of(messages: Iterable[Mapping[str, Json]]) -> list[Turn]:
     """The turns of an OpenAI messages array. Raises InvalidMessage."""
     return [_turn(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def with_media(turns: Sequence[Turn], media: Iterable[Medium]) -> list[Turn]:
+    """The turns, their media parts given in order what they became. Raises ValueError when that is not as many."""
+    following = iter(media)
+    made: list[Turn] = []
+    for turn in turns:
+        parts = tuple(p if p.kind == "text" else attrs.evolve(p, medium=next(following, None)) for p in turn.parts)
+        if any(part.kind != "text" and part.medium is None for part in parts):
+            raise ValueError("a conversation with more media than were probed for it")
+        made.append(attrs.evolve(turn, parts=parts))
+    if next(following, None) is not None:
+        raise ValueError("a conversation with fewer media than were probed for it")
+    return made
 
 
 def _turn(message: Mapping[str, Json], where: str) -> Turn:

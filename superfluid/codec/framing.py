@@ -109,6 +109,10 @@ class Encoder:
         more = [text for text in markers if text not in self.markers]
         return Encoder(self.tokenizer, self.template_source, more) if more else self
 
+    def guards(self, tokens: Iterable[int]) -> bool:
+        """Whether each token is a marker, so that no content makes it."""
+        return all(self.special_texts.get(token) in self.markers for token in tokens)
+
     def _encode_plain(self, text: str) -> list[int]:
         """Ids without the BOS that the vocabulary puts in front by itself."""
         ids = self.tokenizer.encode(text)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from superfluid.api.http.errors import SERVER, ApiError, context_length_exceeded, invalid
 from superfluid.codec.conversation import InvalidMessage
 from superfluid.codec.dialects.dialect import ConversationRefused, NoChatDialect
+from superfluid.codec.media import MediaRefused
 from superfluid.codec.toolcalls.constraints import ConstraintUnsatisfiable
 from superfluid.daemon.supervisor import ModelFailed
 from superfluid.scheduler.admission import ContextExceeded
@@ -26,7 +27,7 @@ def refusals(model: str) -> Iterator[None]:
         raise invalid(f"model {model!r} has no chat template: it serves /v1/completions only", "messages") from None
     except ConstraintUnsatisfiable as error:
         raise invalid(str(error), error.param) from None
-    except ConversationRefused as error:
+    except (ConversationRefused, MediaRefused) as error:
         raise invalid(str(error)) from None
     except ModelFailed as error:
         raise ApiError(503, str(error), kind=SERVER, retry_after=error.retry_after) from None

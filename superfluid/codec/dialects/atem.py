@@ -12,6 +12,7 @@ from superfluid.codec.dialects.dialect import (
     ASSISTANT,
     ROLE_NUMBERS,
     SYSTEM,
+    TOOL,
     USER,
     ConversationRefused,
     Dialect,
@@ -19,6 +20,7 @@ from superfluid.codec.dialects.dialect import (
     History,
 )
 from superfluid.codec.framing import Encoder, Piece, content, framing
+from superfluid.codec.media import Medium, between
 from superfluid.codec.tokenizer import TokenBytes
 from superfluid.codec.toolcalls.wires import AtemWire
 from superfluid.link import events
@@ -122,6 +124,11 @@ class Atem(Dialect):
         body = [framing('<tool_output name="'), content(name), framing('">\n'), content(content_text)]
         return self._turn([framing("tool "), content(name)], [*body, framing("\n</tool_output>")])
 
+    def media_span(self, role: int, pre: str, medium: Medium, post: str, history: History) -> tuple[list[int], int]:
+        header = ("system", "user", "assistant to=user")[role] if role < TOOL else "user"
+        head = self._encode([framing(f"{START}{header}{MESSAGE}"), content(pre)])
+        return between(head, medium, self._encode([content(post), framing(EOT)]))
+
     # -- HTTP
 
     def render(self, turns: Sequence[Turn], tools: Sequence[Json], kwargs: Mapping[str, Json]) -> list[events.Body]:
@@ -129,16 +136,25 @@ class Atem(Dialect):
         text = ""
         if rest and rest[0].role == "system" and not rest[0].parts:
             text = rest.pop(0).text
-        spans = [(SYSTEM, text, self.system_span(text, tools) if text or tools else [])]
+        system = self.system_span(text, tools) if text or tools else []
+        bodies: list[events.Message | events.Block] = [events.Message(SYSTEM, text, system)]
+        length = len(self._bos) + len(system)
         names: dict[str, str] = {}
         for turn in rest:
+            role = ROLE_NUMBERS[turn.role]
+            if media := turn.media_turns():
+                for pre, medium, post in media:
+                    span, first = self.media_span(role, pre, medium, post, History())
+                    bodies.append(medium.block(role, length + first, pre, post, span))
+                    length += len(span)
+                continue
             names.update({call.id: call.name for call in turn.calls})
-            spans.append((ROLE_NUMBERS[turn.role], turn.text, self._span(turn, names)))
-        spans.append((-1, "", list(self._opener)))
-        first = next(span for _, _, span in spans if span)
-        first[:0] = self._bos
-        bodies: list[events.Body] = [events.Message(role, said, span) for role, said, span in spans[:-1]]
-        return [*bodies, events.GenerationPrompt(spans[-1][2])]
+            bodies.append(events.Message(role, turn.text, self._span(turn, names)))
+            length += len(bodies[-1].span)
+        opener = events.GenerationPrompt(list(self._opener))
+        leading = next((body for body in bodies if body.span), opener)
+        leading.span[:0] = self._bos
+        return [*bodies, opener]
 
     def _span(self, turn: Turn, names: Mapping[str, str]) -> list[int]:
         if turn.role == "tool":

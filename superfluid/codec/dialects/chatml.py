@@ -8,13 +8,16 @@ from superfluid.codec.channels import REASONING, TOOL_CALL, Pair
 from superfluid.codec.conversation import Call, Json, Turn, compact, map_strings, strings_of
 from superfluid.codec.dialects.dialect import (
     ASSISTANT,
+    ROLE_NAMES,
     ROLE_NUMBERS,
     SYSTEM,
+    TOOL,
     Dialect,
     DialectRefused,
     History,
 )
 from superfluid.codec.framing import Encoder, Piece, content, framing, joined
+from superfluid.codec.media import Medium, between
 from superfluid.codec.protect import StandIns, common_prefix
 from superfluid.codec.template import ChatTemplate, TemplateFailed
 from superfluid.codec.thinking import has_thinking_switch
@@ -149,6 +152,10 @@ class ChatMl(Dialect):
     def _tool_result(self, text: str) -> list[int]:
         return self._turn("user", [framing("<tool_response>\n"), content(text), framing("\n</tool_response>")])
 
+    def media_span(self, role: int, pre: str, medium: Medium, post: str, history: History) -> tuple[list[int], int]:
+        head = self._encode([framing(f"{START}{ROLE_NAMES[role] if role < TOOL else 'user'}\n"), content(pre)])
+        return between(head, medium, self._encode([content(post), framing(f"{END}\n")]))
+
     def opener(self, after_finished: bool, thinking: bool | None) -> list[int]:
         return [*(self._newline if after_finished else ()), *self._openers[thinking]]
 
@@ -257,14 +264,23 @@ class ChatMl(Dialect):
         system = self._encode(self._system_turn(text, tools, body_kwargs))
         bodies: list[events.Body] = [events.Message(SYSTEM, text or "", system)]
         last_user = max((i for i, turn in enumerate(rest) if turn.role == "user"), default=-1)
+        length = len(system)
         for i, turn in enumerate(rest):
+            role = ROLE_NUMBERS[turn.role]
+            if media := turn.media_turns():
+                for pre, medium, post in media:
+                    span, first = self.media_span(role, pre, medium, post, History())
+                    bodies.append(medium.block(role, length + first, pre, post, span))
+                    length += len(span)
+                continue
             if turn.role == "tool":
                 span = self._tool_result(turn.text)
             elif turn.role == "assistant":
                 span = self._assistant(turn, self.loop_opener if turn.calls and i > last_user else self.past_opener)
             else:
                 span = self._turn(turn.role, [content(turn.text)])
-            bodies.append(events.Message(ROLE_NUMBERS[turn.role], turn.text, span))
+            bodies.append(events.Message(role, turn.text, span))
+            length += len(span)
         thinking = kwargs.get("enable_thinking")
         opener = self.opener(False, thinking if isinstance(thinking, bool) else None)
         bodies.append(events.GenerationPrompt(opener))

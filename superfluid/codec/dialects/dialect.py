@@ -9,6 +9,7 @@ import attrs
 from superfluid.codec.channels import REASONING, Pair, PairSplitter, Splitter
 from superfluid.codec.conversation import Json, Turn
 from superfluid.codec.framing import Encoder
+from superfluid.codec.media import Medium
 from superfluid.codec.toolcalls.wires import RawWire, Wire
 from superfluid.link import events
 
@@ -94,10 +95,18 @@ class Dialect(ABC):
     @abstractmethod
     def tool_result_span(self, content: str, name: str, history: History) -> list[int]: ...
     @abstractmethod
+    def media_span(self, role: int, pre: str, medium: Medium, post: str, history: History) -> tuple[list[int], int]:
+        """A medium's turn, `pre` and `post` the text around it, and the index of its first placeholder.
+
+        Raises MediaRefused."""
+
+    @abstractmethod
     def opener(self, after_finished: bool, thinking: bool | None) -> list[int]: ...
     @abstractmethod
     def render(self, turns: Sequence[Turn], tools: Sequence[Json], kwargs: Mapping[str, Json]) -> list[events.Body]:
-        """What an HTTP request commits, in order; the generation prompt is last. Raises ConversationRefused."""
+        """What an HTTP request commits, in order; the generation prompt is last.
+
+        Raises ConversationRefused, MediaRefused."""
 
 
 class Raw(Dialect):
@@ -121,6 +130,9 @@ class Raw(Dialect):
 
     def tool_result_span(self, content: str, name: str, history: History) -> list[int]:
         return self.encoder.tokenizer.encode(content)
+
+    def media_span(self, role: int, pre: str, medium: Medium, post: str, history: History) -> tuple[list[int], int]:
+        raise NoChatDialect
 
     def opener(self, after_finished: bool, thinking: bool | None) -> list[int]:
         return []

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from superfluid.codec import harmony
-from superfluid.codec.blocks import UnknownBlockKind, block_text
+from superfluid.codec.blocks import IMAGE, UnknownBlockKind, block_text, image_texts
 from superfluid.codec.channels import REASONING, TEXT, TOOL_CALL, Pair, Splitter
-from superfluid.codec.conversation import Call, Json, Turn
-from superfluid.codec.dialects.dialect import ROLE_NAMES, ConversationRefused, Dialect, History
+from superfluid.codec.conversation import Call, Json, Part, Turn
+from superfluid.codec.dialects.dialect import ROLE_NAMES, ROLE_NUMBERS, ConversationRefused, Dialect, History
 from superfluid.codec.framing import Encoder, Piece, framing, joined
+from superfluid.codec.media import Medium, place
 from superfluid.codec.protect import Conversation, StandIns, common_prefix, render_protected
 from superfluid.codec.template import ChatTemplate, TemplateFailed
 from superfluid.codec.thinking import has_thinking_switch
@@ -170,7 +171,14 @@ class TemplateDialect(Dialect):
             except TemplateFailed:
                 raise ConversationRefused(str(error)) from error
         text = turns[-1].text if turns else ""
-        return [events.Appended(text, prompt), events.GenerationPrompt(opener)]
+        blocks: list[events.Body] = []
+        placed = [(turn.role, medium) for turn in turns for _, medium, _ in turn.media_turns()]
+        if placed:
+            prompt, offsets = place(prompt, [medium for _, medium in placed])
+            blocks += [
+                medium.block(ROLE_NUMBERS[role], offset) for (role, medium), offset in zip(placed, offsets, strict=True)
+            ]
+        return [events.Appended(text, prompt), *blocks, events.GenerationPrompt(opener)]
 
     # -- sessions
 
@@ -191,6 +199,11 @@ class TemplateDialect(Dialect):
 
     def tool_result_span(self, content: str, name: str, history: History) -> list[int]:
         return self._added(Turn("tool", content, name=name), history)
+
+    def media_span(self, role: int, pre: str, medium: Medium, post: str, history: History) -> tuple[list[int], int]:
+        turn = _image_turn(ROLE_NAMES[role] if role < 4 else "user", pre, post)
+        ids, offsets = place(self._added(turn, history), [medium])
+        return ids, offsets[0]
 
     def _added(self, turn: Turn, history: History) -> list[int]:
         """The tokens that one more turn adds to the render of a session's turns."""
@@ -302,6 +315,13 @@ def merged_systems(turns: Sequence[Turn]) -> list[Turn] | None:
     return [Turn("system", "\n\n".join(turn.text for turn in turns[:n])), *turns[n:]]
 
 
+def _image_turn(role: str, pre: str, post: str) -> Turn:
+    """An image of a session as the template sees it: one part, and the texts around it."""
+    texts = [Part("text", text) if text else None for text in (pre, post)]
+    parts = tuple(part for part in (texts[0], Part("image"), texts[1]) if part is not None)
+    return Turn(role, pre + post, parts)
+
+
 def turns_of_bodies(bodies: Sequence[events.Body]) -> list[Turn]:
     """A session's events as turns. A generation's runs, and the calls in it, are one assistant turn."""
     turns: list[Turn] = []
@@ -328,8 +348,10 @@ def turns_of_bodies(bodies: Sequence[events.Body]) -> list[Turn]:
             case events.ToolResult(call_id=call_id, content=content):
                 turns.append(Turn("tool", content, call_id=str(call_id), name=names.get(call_id, "")))
             case events.Block(role=role, kind=kind, payload=payload, span=span) if span:
+                name = ROLE_NAMES[role] if role < 4 else "user"
                 try:
-                    turns.append(Turn(ROLE_NAMES[role] if role < 4 else "user", block_text(kind, payload)))
+                    block = _image_turn(name, *image_texts(payload)) if kind == IMAGE else None
+                    turns.append(block or Turn(name, block_text(kind, payload)))
                 except UnknownBlockKind:
                     continue
             case events.GenerationPrompt():
