@@ -83,8 +83,9 @@ def test_published_templates(name: str, templates: Callable[[str], str]) -> None
 
 def test_a_template_that_writes_the_begin_token_alone() -> None:
     source = (
-        "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-        "{{ '<pic_begin>' if p.type == 'image' else p.text }}{% endfor %}{% endif %};{% endfor %}"
+        "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for p in m.content %}{{ p.text if p.type == 'text' else '<pic_begin>' }}{% endfor %}"
+        "{% endif %};{% endfor %}"
     )
     tokenizer = ByteTokenizer(["<e>", *FRAMES], silent=["<e>"], eos="<e>", templates={None: source})
     codec = Codec.open(tokenizer)
