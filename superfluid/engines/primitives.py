@@ -154,7 +154,16 @@ class Primitives(ABC):
         return sum(self.seq_len(seq) for seq in seqs)
 
     @abstractmethod
-    def seq_export(self, seq: int, length: int, encoding: int) -> bytes: ...
+    def seq_export(self, seq: int, length: int, encoding: int) -> bytes | memoryview:
+        """The state of the first `length` tokens, in memory of its own."""
+
+    def seq_export_size(self, seq: int, length: int, encoding: int) -> int | None:
+        """Bytes of that state, where they are known without making it; such a state `seq_export_into` writes."""
+        return None
+
+    def seq_export_into(self, seq: int, length: int, encoding: int, out: memoryview) -> None:
+        """Write that state into `out`, which has its size: a state goes out to shared memory without another copy."""
+        raise UnsupportedError("seq_export_into")
 
     @abstractmethod
     def seq_import(self, seq: int, payload: memoryview) -> int:

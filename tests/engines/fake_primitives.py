@@ -75,7 +75,8 @@ class _State:
 
 
 class FakePrimitives(Primitives):
-    """Options are those of `Description`; `head_only` is `truncate_partial` false.
+    """Options are those of `Description`; `head_only` is `truncate_partial` false, `sizes_exports`: the bytes of
+    an export are known without making it.
 
     `script(tokens)` may name the token that wins after `tokens`; `on_step(feeds)` runs before every step (to advance a
     clock, raise a yield word, ...); `fail_next` makes a coming call fail. `steps` records what was asked.
@@ -103,6 +104,7 @@ class FakePrimitives(Primitives):
         verify_batches: bool = True,
         prefill_step_tokens: int = 0,
         with_vocabulary: bool = True,
+        sizes_exports: bool = True,
         script: Callable[[Sequence[int]], int | None] | None = None,
         on_step: Callable[[Sequence[Feed]], None] | None = None,
     ) -> None:
@@ -139,6 +141,7 @@ class FakePrimitives(Primitives):
         self.closed = False
         self.script = script
         self.on_step = on_step
+        self._sizes_exports = sizes_exports
         self._vocabulary = byte_vocabulary(vocab_size) if with_vocabulary else None
         self._states: dict[int, _State] = {}
         self._cells: Counter[int] = Counter()
@@ -218,14 +221,30 @@ class FakePrimitives(Primitives):
 
     def seq_export(self, seq: int, length: int, encoding: int) -> bytes:
         self._count("seq_export")
-        state = self._get(seq)
+        out = bytearray(self._export_size(seq, length, encoding))
+        self._export(seq, length, encoding, memoryview(out))
+        return bytes(out)
+
+    def seq_export_size(self, seq: int, length: int, encoding: int) -> int | None:
+        self._count("seq_export_size")
+        return self._export_size(seq, length, encoding) if self._sizes_exports else None
+
+    def seq_export_into(self, seq: int, length: int, encoding: int, out: memoryview) -> None:
+        self._count("seq_export_into")
+        assert self._sizes_exports
+        assert len(out) == self._export_size(seq, length, encoding)
+        self._export(seq, length, encoding, out)
+
+    def _export_size(self, seq: int, length: int, encoding: int) -> int:
         if encoding not in self.description.export_encodings:
             raise UnsupportedError(f"encoding {encoding}")
-        self._check_cut(state, length)
-        width = KV_BYTES >> encoding
-        cells = np.zeros((length, width), np.uint8)
-        cells[:, :4] = np.asarray(state.tokens[:length], "<u4").view(np.uint8).reshape(length, 4)
-        return _HEADER.pack(b"FAKE", encoding, length) + cells.tobytes()
+        self._check_cut(self._get(seq), length)
+        return _HEADER.size + length * (KV_BYTES >> encoding)
+
+    def _export(self, seq: int, length: int, encoding: int, out: memoryview) -> None:
+        cells = np.zeros((length, KV_BYTES >> encoding), np.uint8)
+        cells[:, :4] = np.asarray(self._get(seq).tokens[:length], "<u4").view(np.uint8).reshape(length, 4)
+        out[:] = _HEADER.pack(b"FAKE", encoding, length) + cells.tobytes()
 
     def seq_import(self, seq: int, payload: memoryview) -> int:
         self._count("seq_import")

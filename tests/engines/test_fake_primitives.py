@@ -71,6 +71,21 @@ def test_an_export_comes_back_whole() -> None:
         runtime.seq_import(b, memoryview(payload[:-1]))
 
 
+def test_an_export_is_sized_and_written_where_it_goes() -> None:
+    runtime = FakePrimitives()
+    seq = runtime.seq_create()
+    runtime.step([feed(seq, [7, 8, 9])])
+    size = runtime.seq_export_size(seq, 2, 0)
+    assert size is not None
+    out = bytearray(size)
+    runtime.seq_export_into(seq, 2, 0, memoryview(out))
+    assert bytes(out) == runtime.seq_export(seq, 2, 0)
+    unsized = FakePrimitives(sizes_exports=False)
+    seq = unsized.seq_create()
+    unsized.step([feed(seq, [7])])
+    assert unsized.seq_export_size(seq, 1, 0) is None
+
+
 def test_an_injected_failure_hits_one_call() -> None:
     runtime = FakePrimitives()
     seq = runtime.seq_create()

@@ -18,6 +18,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "private cells, entries followed": {"takeover_preferred": True},
     "shared cells": {"copy_shares_cells": True},
     "head only": {"head_only": True, "page_size_tokens": 1},
+    "exports made to be sized": {"sizes_exports": False},
     "every entry exported": {"cache_resident_cells": 1, "cache_exported_cells": 1 << 20},
     "device sampling": {"engine_sampling": True, "engine_draws": True},
     "verified rows": {"verify_rows": True},

@@ -2,6 +2,7 @@ import pytest
 
 from superfluid.engines.engine import EngineError, OpState, Status
 from superfluid.engines.executor.cache import content_digest
+from superfluid.engines.primitives import FaultError
 from superfluid.link import linkw
 from tests.executor.rig import Rig, greedy, ids, some
 
@@ -52,6 +53,31 @@ def test_sizing_goes_stale_with_any_change() -> None:
     size, fresh = rig.engine.space_export_size(handle, 1, 0, 20, 0)
     assert fresh != old
     rig.engine.space_snapshot(handle, 1, 20, memoryview(bytearray(size)), fresh)
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_a_state_is_made_once(sized: bool) -> None:
+    rig = Rig(sizes_exports=sized)
+    rig.start(1, some(40))
+    assert parked(rig, 1, 32) == parked(rig, 1, 32)
+    made = rig.fake.calls
+    assert (made["seq_export_into"], made["seq_export"]) == ((2, 0) if sized else (0, 2))
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_an_export_that_fails_can_be_tried_again(sized: bool) -> None:
+    rig = Rig(sizes_exports=sized)
+    rig.start(1, some(40))
+    handle = rig.engine.lane_sequence(1)
+    size, generation = rig.engine.space_export_size(handle, 1, 0, 32, 0)
+    out = memoryview(bytearray(size))
+    if sized:
+        rig.fake.fail_next("seq_export_into", FaultError(5))
+        assert status_of(lambda: rig.engine.space_snapshot(handle, 1, 32, out, generation)) == Status.Fatal
+        assert not rig.engine.pump()
+    rig.engine.space_snapshot(handle, 1, 32, out, generation)
+    rig.engine.pump()
+    assert bytes(out) == parked(rig, 1, 32)
 
 
 def test_refusals_of_sizing() -> None:

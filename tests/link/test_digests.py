@@ -1,10 +1,12 @@
 """The hashes other programs see, against the specification's vectors and an independent implementation's."""
 
+import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from superfluid.link.digests import (
     BASIS,
@@ -39,6 +41,56 @@ def test_fnv(data: bytes, digest: int) -> None:
 @given(st.binary(max_size=200), st.integers(0, 200))
 def test_hashing_in_pieces_equals_hashing_the_whole(data: bytes, at: int) -> None:
     assert fnv1a(data[at:], fnv1a(data[:at])) == fnv1a(data)
+
+
+BLOCK = 64 * 256
+"""What is hashed as spans side by side; the rest goes byte by byte."""
+
+
+def by_the_book(data: bytes, basis: int) -> int:
+    for byte in data:
+        basis = (basis ^ byte) * 0x100000001B3 % (1 << 64)
+    return basis
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 3 * BLOCK), st.integers(0, 9), st.integers(0, (1 << 64) - 1), st.integers(0, 1 << 32))
+@example(BLOCK - 1, 0, BASIS, 1)
+@example(BLOCK, 1, BASIS, 1)
+@example(2 * BLOCK + 1, 7, 0, 1)
+def test_long_inputs_hash_as_short_ones_do(length: int, offset: int, basis: int, seed: int) -> None:
+    data = memoryview(np.random.default_rng(seed).bytes(offset + length))[offset:]
+    assert fnv1a(data, basis) == by_the_book(bytes(data), basis)
+
+
+@pytest.mark.parametrize("fill", [0, 1, 0x7F, 0x80, 0xFF])
+@pytest.mark.parametrize("basis", [0, 1, BASIS, (1 << 64) - 1])
+def test_long_runs_of_one_byte(fill: int, basis: int) -> None:
+    data = bytes([fill]) * (BLOCK + 3)
+    assert fnv1a(data, basis) == by_the_book(data, basis)
+
+
+def test_others_run_while_a_long_input_is_hashed() -> None:
+    data, ready, ran = bytes(1 << 20), threading.Event(), threading.Event()
+
+    def other() -> None:
+        ready.wait()
+        ran.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # nobody is made to let go of the interpreter
+    try:
+        ready.set()
+        for _ in range(10_000):
+            if ran.is_set():
+                break
+            fnv1a(data)
+        assert ran.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
 
 
 def test_token_digests() -> None:

@@ -122,6 +122,12 @@ class TestState:
         whole, part = smol.seq_export(seq, 30, 0), smol.seq_export(seq, 20, 0)
         assert 20_000 < len(whole) / 30 < 26_000  # bytes a token
         assert len(part) < len(whole)
+        assert smol.seq_export_size(seq, 30, 0) == len(whole)
+        assert smol.seq_export_size(seq, 20, 0) in (None, len(part))
+        for payload, length in ((whole, 30), (part, 20)):
+            out = bytearray(len(payload))
+            smol.seq_export_into(seq, length, 0, memoryview(out))
+            assert out == payload
         expected = continued(smol, seq, tokens[30:])
         smol.seq_free(seq)
         for payload, length in ((whole, 30), (part, 20)):

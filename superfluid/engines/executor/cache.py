@@ -31,7 +31,7 @@ class Entry:
     taint: int
     shared_fork: bool
     used: int
-    payload: bytes | None = attrs.field(default=None, repr=False)
+    payload: bytes | memoryview | None = attrs.field(default=None, repr=False)
     lanes: int = 0
     pins: int = 0
 

@@ -58,9 +58,17 @@ class Opened:
     provenance: bytes
 
 
-def seal_into(
+def body(out: memoryview, length: int) -> memoryview:
+    """Where in `out` a payload of `length` bytes is sealed. Raises EngineError -121 when `out` is short."""
+    total = BYTES + length
+    if len(out) < total:
+        raise EngineError(Status.BufferTooSmall, f"the sealed state takes {total} bytes, the buffer has {len(out)}")
+    return out[BYTES:total]
+
+
+def seal_in_place(
     out: memoryview,
-    payload: Buffer,
+    length: int,
     space: Space,
     *,
     start: int = 0,
@@ -69,13 +77,8 @@ def seal_into(
     taint: int = 0,
     provenance: bytes = bytes(32),
 ) -> int:
-    """Write the sealed `payload` at the start of `out`; the bytes written. Raises EngineError -121 when it is short."""
-    total = BYTES + len(payload)
-    if len(out) < total:
-        raise EngineError(Status.BufferTooSmall, f"the sealed state takes {total} bytes, the buffer has {len(out)}")
-    body = out[BYTES:total]
-    body[:] = payload
-    checksum = _CHECKSUMS[space.checksum_kind](body)
+    """Write the envelope of the payload that stands in the `body` of `out`; the bytes of both."""
+    checksum = _CHECKSUMS[space.checksum_kind](body(out, length))
     _HEADER.pack_into(
         out,
         0,
@@ -91,10 +94,28 @@ def seal_into(
         end,
         encoding,
         space.checksum_kind,
-        len(payload),
+        length,
         checksum,
     )
-    return total
+    return BYTES + length
+
+
+def seal_into(
+    out: memoryview,
+    payload: Buffer,
+    space: Space,
+    *,
+    start: int = 0,
+    end: int,
+    encoding: int = 0,
+    taint: int = 0,
+    provenance: bytes = bytes(32),
+) -> int:
+    """Write the sealed `payload` at the start of `out`; the bytes written. Raises EngineError -121 when it is short."""
+    body(out, len(payload))[:] = payload
+    return seal_in_place(
+        out, len(payload), space, start=start, end=end, encoding=encoding, taint=taint, provenance=provenance
+    )
 
 
 def seal(

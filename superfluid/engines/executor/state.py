@@ -5,7 +5,7 @@ import attrs
 from superfluid.engines.engine import EngineError, OpState, OpStatus, SpaceKind, Status
 from superfluid.engines.executor.cache import content_digest
 from superfluid.engines.executor.core import Core
-from superfluid.engines.executor.envelope import BYTES, Opened, Space, seal_into, unseal
+from superfluid.engines.executor.envelope import BYTES, Opened, Space, body, seal_in_place, unseal
 from superfluid.engines.executor.sequences import NO_TOKENS, Sequence, refusing
 from superfluid.engines.primitives import PrimitiveError
 from superfluid.link import linkw
@@ -20,12 +20,15 @@ REMEMBERED_OPS = 4096  # a poll of an older operation finds it unknown
 
 @attrs.define(eq=False)
 class Sizing:
-    """Exports of a sequence as it stood: one generation, payloads by (length, encoding)."""
+    """Exports of a sequence as it stood: one generation.
+
+    `payloads`, by (length, encoding), are those whose size was only known once they were made.
+    """
 
     generation: int
     epoch: int
     length: int
-    payloads: dict[tuple[int, int], bytes] = attrs.field(factory=dict, repr=False)
+    payloads: dict[tuple[int, int], bytes | memoryview] = attrs.field(factory=dict, repr=False)
 
 
 class StateOps:
@@ -68,7 +71,7 @@ class StateOps:
         if sizing is None or not self._fresh(sizing, sequence):
             self._generation += 1
             sizing = self._sizings[handle] = Sizing(self._generation, sequence.epoch, length)
-        return BYTES + len(self._payload(sizing, sequence, end, encoding)), sizing.generation
+        return BYTES + self._size(sizing, sequence, end, encoding), sizing.generation
 
     def snapshot(self, handle: int, space_id: int, boundary: int, out: memoryview, sizing_gen: int) -> int:
         return self._seal(handle, space_id, 0, boundary, LOSSLESS, out, sizing_gen)
@@ -151,13 +154,17 @@ class StateOps:
     def _fresh(self, sizing: Sizing, sequence: Sequence) -> bool:
         return sizing.epoch == sequence.epoch and sizing.length == self._length(sequence)
 
-    def _payload(self, sizing: Sizing, sequence: Sequence, end: int, encoding: int) -> bytes:
+    def _size(self, sizing: Sizing, sequence: Sequence, end: int, encoding: int) -> int:
+        """Bytes of a payload, which is made and kept where they are not known before."""
         payload = sizing.payloads.get((end, encoding))
         if payload is None:
             with refusing("export"):
+                size = self._core.primitives.seq_export_size(sequence.seq, end, encoding)
+                if size is not None:
+                    return size
                 payload = self._core.primitives.seq_export(sequence.seq, end, encoding)
             sizing.payloads[end, encoding] = payload
-        return payload
+        return len(payload)
 
     def _seal(
         self, handle: int, space_id: int, start: int, end: int, encoding: int, out: memoryview, sizing_gen: int
@@ -176,20 +183,26 @@ class StateOps:
         with refusing("snapshot"):
             if self._core.primitives.seq_boundary(sequence.seq, end) != end:
                 raise EngineError(Status.OutOfBoundary, f"state cannot be exported at {end} of {length}")
-        payload = self._payload(sizing, sequence, end, encoding)
+        size = self._size(sizing, sequence, end, encoding)
+        payload, room = sizing.payloads.get((end, encoding)), body(out, size)
+        if payload is not None:
+            room[:] = payload
+        else:
+            with refusing("export"):
+                self._core.primitives.seq_export_into(sequence.seq, end, encoding, room)
         tokens = sequence.tokens
         if sequence.lane_tag is not None:
             tokens = self._core.lanes[sequence.lane_tag].stream[:length]
-        size = seal_into(
+        size = seal_in_place(
             out,
-            payload,
+            size,
             self.space,
             end=end,
             encoding=encoding,
             taint=sequence.taint | (TAINT_LOSSY if encoding != LOSSLESS else 0),
             provenance=bytes(32) if tokens is None else content_digest(tokens[:end]),
         )
-        del sizing.payloads[end, encoding]
+        sizing.payloads.pop((end, encoding), None)
         return self._done(OpStatus(OpState.DONE, 0, size))
 
     def _import(self, sequence: Sequence, opened: Opened) -> int:

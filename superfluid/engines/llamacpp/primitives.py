@@ -82,10 +82,17 @@ class LlamaPrimitives(Primitives):
     def cells_released(self, seqs: Sequence[int]) -> int:
         return self.sequences.released(seqs)
 
-    def seq_export(self, seq: int, length: int, encoding: int) -> bytes:
-        if encoding != LOSSLESS:
-            raise UnsupportedError(f"encoding {encoding}: states of llama.cpp export losslessly only")
+    def seq_export(self, seq: int, length: int, encoding: int) -> memoryview:
+        _check_encoding(encoding)
         return self.sequences.export(seq, length)
+
+    def seq_export_size(self, seq: int, length: int, encoding: int) -> int | None:
+        _check_encoding(encoding)
+        return self.sequences.export_size(seq, length)
+
+    def seq_export_into(self, seq: int, length: int, encoding: int, out: memoryview) -> None:
+        _check_encoding(encoding)
+        self.sequences.export_into(seq, length, out)
 
     def seq_import(self, seq: int, payload: memoryview) -> int:
         return self.sequences.restore(seq, payload)
@@ -274,6 +281,11 @@ class LlamaPrimitives(Primitives):
             self._api.llama_free(self._context)
             self._api.llama_model_free(self._model)
             self._context = self._model = None
+
+
+def _check_encoding(encoding: int) -> None:
+    if encoding != LOSSLESS:
+        raise UnsupportedError(f"encoding {encoding}: states of llama.cpp export losslessly only")
 
 
 def _highest(rows: Row) -> list[int]:

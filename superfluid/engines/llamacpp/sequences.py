@@ -5,11 +5,13 @@ Two shapes. Streams: a buffer per sequence. Shared pool: one buffer in which cop
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence as Sequences
+from collections.abc import Iterator, Sequence as Sequences
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from superfluid.engines.llamacpp.cells import SharedCells
 from superfluid.engines.primitives import (
@@ -23,6 +25,8 @@ from superfluid.llama.library import Library
 
 MOVE_LIMIT = 4 << 30  # bytes of state one gathering of buffers may move
 _INTERNAL_FAULT = 5
+
+Bytes = npt.NDArray[np.uint8]
 
 
 @attrs.define(eq=False)
@@ -117,7 +121,29 @@ class SequenceTable(ABC):
     def released(self, handles: Sequences[int]) -> int: ...
 
     @abstractmethod
-    def export(self, handle: int, length: int) -> bytes: ...
+    def exported(self, seq: Sequence, length: int) -> AbstractContextManager[int]:
+        """The id under which the library holds the first `length` tokens of `seq` alone, while it lasts."""
+
+    def export(self, handle: int, length: int) -> memoryview:
+        seq = self[handle]
+        self.check_length(seq, length)
+        with self.exported(seq, length) as native:
+            state = np.empty(self._size(native), np.uint8)
+            self._write(native, state)
+        return state.data
+
+    def export_size(self, handle: int, length: int) -> int | None:
+        """Bytes of that export; none when it takes making it to know."""
+        seq = self[handle]
+        self.check_length(seq, length)
+        with self.exported(seq, length) as native:
+            return self._size(native)
+
+    def export_into(self, handle: int, length: int, out: memoryview) -> None:
+        seq = self[handle]
+        self.check_length(seq, length)
+        with self.exported(seq, length) as native:
+            self._write(native, np.frombuffer(out, np.uint8))
 
     def restore(self, handle: int, payload: memoryview) -> int:
         seq = self[handle]
@@ -150,18 +176,23 @@ class SequenceTable(ABC):
         if not self._api.llama_memory_seq_rm(self._memory, native, length, -1):
             raise OutOfBoundaryError(f"the library does not cut this state to {length} tokens")
 
-    def _save(self, native: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    def _size(self, native: int) -> int:
+        return int(self._api.llama_state_seq_get_size(self._context, native))
+
+    def _write(self, native: int, out: Bytes) -> None:
+        pointer = self._ffi.cast("uint8_t *", out.ctypes.data)
+        if self._api.llama_state_seq_get_data(self._context, pointer, out.nbytes, native) != out.nbytes:
+            raise self._failed("the state does not export")
+
+    def _save(self, native: int) -> Bytes:
         """A sequence's state; a view of a buffer that the next one overwrites."""
-        size = self._api.llama_state_seq_get_size(self._context, native)
+        size = self._size(native)
         if size > self._scratch.nbytes:
             self._scratch = np.empty(size, np.uint8)
-        pointer = self._ffi.cast("uint8_t *", self._scratch.ctypes.data)
-        written = self._api.llama_state_seq_get_data(self._context, pointer, size, native)
-        if written != size:
-            raise self._failed("the state does not export")
+        self._write(native, self._scratch[:size])
         return self._scratch[:size]
 
-    def _load(self, native: int, state: "np.ndarray[Any, np.dtype[np.uint8]]") -> int:
+    def _load(self, native: int, state: Bytes) -> int:
         """Fill an empty sequence; its length. It is empty again when that fails."""
         pointer = self._ffi.cast("uint8_t *", state.ctypes.data)
         if self._api.llama_state_seq_set_data(self._context, pointer, state.nbytes, native) == 0:
@@ -209,20 +240,24 @@ class StreamTable(SequenceTable):
             self._cut(copied.native, length)
         self.grow(copied, length)
 
-    def export(self, handle: int, length: int) -> bytes:
-        seq = self[handle]
-        self.check_length(seq, length)
+    @contextmanager
+    def exported(self, seq: Sequence, length: int) -> Iterator[int]:
         if length == seq.length:
-            return self._save(seq.native).tobytes()
+            yield seq.native
+            return
         if True not in self._free:
             raise CapacityError("no buffer is free to cut the exported state in")
         spare = self._free.index(True)
         try:
             self._load(spare, self._save(seq.native))
             self._cut(spare, length)
-            return self._save(spare).tobytes()
+            yield spare
         finally:
             self._clear(spare)
+
+    def export_size(self, handle: int, length: int) -> int | None:
+        whole = length == self[handle].length
+        return super().export_size(handle, length) if whole else None  # the cut moves the state twice: once is enough
 
     def pack_order(self, sequences: Sequences[Sequence]) -> list[int] | None:
         natives = [seq.native for seq in sequences]
@@ -325,13 +360,13 @@ class PoolTable(SequenceTable):
         copied.length = length
         self._cells.copy(source, target, length)
 
-    def export(self, handle: int, length: int) -> bytes:
-        seq = self[handle]
-        self.check_length(seq, length)
+    @contextmanager
+    def exported(self, seq: Sequence, length: int) -> Iterator[int]:
         if length == seq.length:
-            return self._save(seq.native).tobytes()
+            yield seq.native
+            return
         self._api.llama_memory_seq_cp(self._memory, seq.native, self._scratch_id, 0, length)
         try:
-            return self._save(self._scratch_id).tobytes()
+            yield self._scratch_id
         finally:
             self._clear(self._scratch_id)
