@@ -55,7 +55,9 @@ class CodecLike(Protocol):
 
     @property
     def terminators(self) -> frozenset[int]: ...
-    def read_call(self, raw: str, tools: Sequence[dict[str, Any]]) -> Sequence[ToolCallLike] | None: ...
+    def read_call(
+        self, raw: str, tools: Sequence[dict[str, Any]], *, cut: bool = False
+    ) -> Sequence[ToolCallLike] | None: ...
 
 
 @attrs.define(eq=False)

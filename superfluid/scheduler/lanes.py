@@ -146,14 +146,14 @@ class Ticket:
         """The call that is open at the end; one that a cancel or a fault cut is dropped."""
         if finish in (Finish.CANCELLED, Finish.ERROR):
             self.tool_text.clear()
-        return self._calls(codec)
+        return self._calls(codec, cut=finish not in (Finish.EOS, Finish.GRAMMAR))
 
-    def _calls(self, codec: CodecLike) -> list[Body]:
+    def _calls(self, codec: CodecLike, cut: bool = False) -> list[Body]:
         raw = "".join(self.tool_text)
         self.tool_text.clear()
         if not raw.strip():
             return []
-        calls = codec.read_call(raw, self.job.tools)
+        calls = codec.read_call(raw, self.job.tools, cut=cut)
         if calls is None:
             return [ToolParseFailure(raw)]
         return [ToolUse(call.name, call.arguments_json) for call in calls]

@@ -155,6 +155,30 @@ def test_json_calls(text: str, expected: object) -> None:
     assert json_call(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"name": "f', None),  # it may be half a name
+        ('{"name": "f"', None),
+        ('{"name": "f", ', None),
+        ('{"name": "f", "argum', None),
+        ('{"name": "f", "arguments": ', None),
+        ('{"name": "f", "arguments": {', [("f", {})]),
+        ('{"name": "f", "arguments": {"a": "cut', [("f", {"a": "cut"})]),
+        ('{"arguments": {"a": 1}, "name": "f', [("f", {"a": 1})]),
+        ('{"name": "f"}', [("f", {})]),
+        ('{"name": "f"} and', [("f", {})]),
+        ('[{"name": "f"}, {"name": "g"', [("f", {})]),
+        ('[{"name": "f"}, {"name": "g", "arguments": {"a": 1', [("f", {}), ("g", {"a": 1})]),
+    ],
+)
+def test_a_call_that_a_limit_cut_before_its_arguments_is_none(text: str, expected: object) -> None:
+    for wire in (wires.JsonWire(), wires.MistralWire(), wires.Llama3Wire(), wires.RawWire()):
+        calls = wire.read_cut(text, NO_TOOLS)
+        read = None if calls is None else [(call.name, json.loads(call.arguments_json)) for call in calls]
+        assert read == expected
+
+
 def test_one_key_that_is_a_declared_tool_is_a_call() -> None:
     assert json_call('{"get_weather": {"city": "P"}}', ToolSchemas([TOOL])) == [("get_weather", {"city": "P"})]
 
@@ -170,7 +194,7 @@ json_values = st.recursive(
 @given(json_values, st.integers(0, 100))
 def test_a_cut_document_closes(value: Any, cut: int) -> None:
     text = json.dumps({"v": value})
-    assert next(readings(text)) == {"v": value}
+    assert next(readings(text)) == ({"v": value}, False)
     short = text[: min(cut, len(text))]
     ending = closing(short)
     assert ending is not None

@@ -297,7 +297,7 @@ class WordCodec:
     def __init__(self, terminators: Sequence[int] = ()) -> None:
         self.terminators = frozenset(terminators)
 
-    def read_call(self, raw: str, tools: Sequence[dict[str, Any]]) -> list[WordCall] | None:
+    def read_call(self, raw: str, tools: Sequence[dict[str, Any]], *, cut: bool = False) -> list[WordCall] | None:
         name, *arguments = raw.split()
         return [WordCall(name, json.dumps(arguments))] if arguments else None
 

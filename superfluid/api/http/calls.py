@@ -130,9 +130,9 @@ class Calls:
         """The lane is over: a call that was announced and never read is broken."""
         self.broken |= not self.withheld and any(run.reader.opened() for run in self._runs)
 
-    def whole_text(self, text: str, event_id: int) -> list[Entry]:
-        """Read a reply without call markers as calls; no entries when it is none."""
-        found = self.codec.read_call(text, self.tools) or []
+    def whole_text(self, text: str, event_id: int, cut: bool) -> list[Entry]:
+        """Read a reply without call markers as calls; no entries when it is none. `cut`: a limit ended it."""
+        found = self.codec.read_call(text, self.tools, cut=cut) or []
         declared = {tool["function"].get("name") for tool in self.tools}
         if not self.forced and any(call.name not in declared for call in found):
             return []

@@ -63,14 +63,24 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
 
 def read_tools(fields: Fields) -> list[dict[str, Any]]:
     """Declared functions, each as {"type": "function", "function": {...}}; key order is the client's."""
-    tools = []
-    for index, declared in enumerate(fields.array("tools")):
-        tool = normalized_tool(declared)
-        name = tool["function"].get("name") if tool is not None else None
-        if tool is None or not isinstance(name, str) or not name:
-            raise wrong_type(f"tools[{index}]", "a function declaration with a name", declared)
-        tools.append(tool)
-    return tools
+    return [read_tool(f"tools[{index}]", declared) for index, declared in enumerate(fields.array("tools"))]
+
+
+def read_tool(field: str, declared: Any) -> dict[str, Any]:
+    """Raises ApiError 400 for what is no function, or one without a name."""
+    if not isinstance(declared, dict):
+        raise wrong_type(field, "an object", declared)
+    kind = declared.get("type", "function")
+    if kind != "function" and "input_schema" not in declared:
+        raise wrong_type(f"{field}.type", 'the text "function" (no other tools are served)', kind)
+    tool = normalized_tool(declared)
+    if tool is None:
+        raise wrong_type(f"{field}.function", "an object", declared["function"])
+    name = tool["function"].get("name")
+    if not isinstance(name, str) or not name:
+        place = f"{field}.function" if "function" in declared else field
+        raise wrong_type(f"{place}.name", "a non-empty string", name)
+    return tool
 
 
 def read_chat(fields: Fields, api: Api) -> ChatRequest:

@@ -121,8 +121,10 @@ class Reply:
         text, self._kept = self._kept + rest, ""
         calls = self.calls
         nothing_read = calls is not None and not calls.read and not calls.broken
-        if calls is not None and nothing_read and (entries := calls.whole_text(text, self._last_event)):
-            return _deltas(entries)
+        if calls is not None and nothing_read:
+            cut = self.ended is not None and self.ended.finish not in (Finish.EOS, Finish.GRAMMAR)
+            if entries := calls.whole_text(text, self._last_event, cut):
+                return _deltas(entries)
         return self._content(text, last=True)
 
     def _commit(self, events: Sequence[Event], logprobs: Sequence[TokenLogprob]) -> list[Delta]:

@@ -2,13 +2,20 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 Json = Any
 
 
 class NotJson(ValueError):
     """The text is no JSON, and no repair makes it so."""
+
+
+class Reading(NamedTuple):
+    """A value that a text may stand for; `closed`: what the text left open was closed."""
+
+    value: Json
+    closed: bool
 
 
 def strict_loads(text: str) -> Json:
@@ -28,7 +35,7 @@ def _finite(digits: str) -> float:
     return number if abs(number) != float("inf") else _refuse(digits)
 
 
-def readings(text: str) -> Iterator[Json]:
+def readings(text: str) -> Iterator[Reading]:
     """The values that a text may stand for, the most literal first."""
     text = without_fence(text).lstrip()  # blanks at the end may be of a string that was cut
     candidates = [text]
@@ -37,19 +44,20 @@ def readings(text: str) -> Iterator[Json]:
     for candidate in candidates:
         closed = close(candidate)
         tried: set[str] = set()
-        for form in (
-            candidate,
-            without_trailing_commas(candidate),
-            closed,
-            without_trailing_commas(closed) if closed is not None else None,
+        for form, repaired in (
+            (candidate, False),
+            (without_trailing_commas(candidate), False),
+            (closed, True),
+            (without_trailing_commas(closed) if closed is not None else None, True),
         ):
             if form is None or form in tried:
                 continue
             tried.add(form)
             try:
-                yield strict_loads(form)
+                value = strict_loads(form)
             except NotJson:
                 continue
+            yield Reading(value, repaired)
 
 
 def without_fence(text: str) -> str:

@@ -44,20 +44,27 @@ class Wire(ABC):
     def read(self, raw: str, tools: ToolSchemas) -> list[ToolCall] | None:
         """The calls of one tool-call run's text, or None when it is none."""
 
+    def read_cut(self, raw: str, tools: ToolSchemas) -> list[ToolCall] | None:
+        """The calls of a run that a limit cut."""
+        return self.read(raw, tools)
 
-def json_calls(raw: str, tools: ToolSchemas) -> list[ToolCall] | None:
-    """The first reading of a text that is a call, or an array of calls."""
-    for value in readings(raw):
+
+def json_calls(raw: str, tools: ToolSchemas, cut: bool = False) -> list[ToolCall] | None:
+    """The first reading of a text that is a call, or an array of calls; `cut`: a limit ended the text."""
+    for value, closed in readings(raw):
         if isinstance(value, list) and value:
-            calls = [_call_of(member, tools) for member in value]
+            last = len(value) - 1 if cut and closed else -1
+            calls = [_call_of(member, tools, index == last) for index, member in enumerate(value)]
             if all(calls):
                 return [call for call in calls if call is not None]
-        elif (call := _call_of(value, tools)) is not None:
+        elif (call := _call_of(value, tools, cut and closed)) is not None:
             return [call]
     return None
 
 
-def _call_of(value: Json, tools: ToolSchemas) -> ToolCall | None:
+def _call_of(value: Json, tools: ToolSchemas, cut: bool) -> ToolCall | None:
+    """The call that a value is. One that was `cut` before its arguments is none: a call without arguments would be an
+    invention, and its name may be half a name."""
     if not isinstance(value, Mapping):
         return None
     if isinstance(value.get("function"), Mapping):
@@ -65,7 +72,11 @@ def _call_of(value: Json, tools: ToolSchemas) -> ToolCall | None:
     arguments: Json = {}
     named = value.get("name", value.get("tool_name"))
     if isinstance(named, str) and named.strip():
-        arguments = next((value[k] for k in ("arguments", "parameters", "args", "input") if k in value), {})
+        given = next((k for k in ("arguments", "parameters", "args", "input") if k in value), None)
+        if given is not None:
+            arguments = value[given]
+        elif cut:
+            return None
         name = named.strip()
     elif len(value) == 1 and (name := next(iter(value))) in tools:
         arguments = value[name]
@@ -87,6 +98,9 @@ class JsonWire(Wire):
 
     def read(self, raw: str, tools: ToolSchemas) -> list[ToolCall] | None:
         return json_calls(raw, tools)
+
+    def read_cut(self, raw: str, tools: ToolSchemas) -> list[ToolCall] | None:
+        return json_calls(raw, tools, cut=True)
 
 
 class MistralWire(JsonWire):
@@ -229,7 +243,7 @@ class NamedWire(Wire):
 
 def object_of(body: str) -> dict[str, Json] | None:
     """The first reading of a text that is an object."""
-    return next((value for value in readings(body) if isinstance(value, dict)), None)
+    return next((value for value, _ in readings(body) if isinstance(value, dict)), None)
 
 
 class PythonicWire(Wire):

@@ -286,6 +286,24 @@ def test_a_demanded_call_comes(site: Site, choice: object, stream: bool) -> None
     assert [(one["name"], json.loads(one["arguments"])) for one in calls] == [("get_weather", {"city": "Rome"})]
 
 
+ODD_NAMES = [
+    "mcp__files.read/all", "no spaces? yes", "</tool_call>", "<|im_end|>", 'quo"te', "new\nline", "\\", "\0",
+    "\u00e9\u4e2d", "x" * 800,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=range(len(ODD_NAMES)))
+def test_any_name_can_be_demanded(site: Site, name: str) -> None:
+    tool = {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    ask = {"model": "scripted-text_tool", "messages": HI, "temperature": 0, "max_tokens": 900, "tools": [tool, tool]}
+    ask |= {"tool_choice": "required", "logit_bias": {"9": -100, "10": -100, "13": -100, "32": -100}}
+    reply = call(site, "POST", "/v1/chat/completions", ask)
+    assert reply.status == 200, reply.body
+    choice = reply.json["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert [entry["function"] for entry in choice["message"]["tool_calls"]] == [{"name": name, "arguments": "{}"}]
+
+
 def schema_format(schema: object) -> dict[str, object]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}
 

@@ -182,7 +182,14 @@ def test_a_null_is_an_absent_field(site: Site) -> None:
         ({"logit_bias": {"5": "x"}}, "logit_bias[5]", "a number"),
         ({"stream_options": 7}, "stream_options", "an object"),
         ({"stream": "yes"}, "stream", "true or false"),
-        ({"tools": [7]}, "tools[0]", "function"),
+        ({"tools": 7}, "tools", "an array"),
+        ({"tools": [7]}, "tools[0]", "an object"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", '"function" (no other tools are served), got \'web_'),
+        ({"tools": [{"type": "custom", "name": "f"}]}, "tools[0].type", "no other tools are served"),
+        ({"tools": [{"type": "function", "function": 7}]}, "tools[0].function", "an object, got 7"),
+        ({"tools": [{"name": "f"}, {"description": "d"}]}, "tools[1].name", "a non-empty string, got None"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name", "non-empty"),
+        ({"tools": [{"function": {"name": ["f"]}}]}, "tools[0].function.name", "a non-empty string, got ['f']"),
     ],
 )
 def test_fields_are_named(site: Site, fields: dict[str, object], param: str, words: str) -> None:

@@ -168,6 +168,13 @@ def test_a_broken_call_is_content_and_never_runs(ask: Callable[..., Made]) -> No
     assert stream.calls == [(0, "get_weather", '{"city": ')]  # announced, and never complete
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_cut_before_its_arguments_is_content(ask: Callable[..., Made], stream: bool) -> None:
+    made = ask("scripted-open_tool", stream, max_tokens=2)
+    assert (made.content, made.finish) == ('\n{"name": "get_weather", ', "length")
+    assert made.calls == ([(0, "get_weather", "")] if stream else [])  # announced
+
+
 def test_what_a_grammar_holds_is_not_broken(ask: Callable[..., Made]) -> None:
     """The same model, held to its tools: the call it cannot finish by itself is finished for it."""
     for stream in (False, True):
