@@ -24,7 +24,7 @@ from superfluid.codec.dialects.dialect import DialectRefused
 from superfluid.daemon.daemon import Daemon
 from superfluid.daemon.model import Model, ModelFailed
 from superfluid.daemon.notify import keep_watchdog_quiet, notify
-from superfluid.observe import tasks
+from superfluid.daemon.overview import task_page
 from superfluid.observe.log import configure_logging
 from superfluid.scheduler.classes import parse_class
 from superfluid.sessions.errors import StoreError
@@ -191,7 +191,7 @@ async def watch_signals(
         task_status.started()
         async for number in signals:
             if number == signal.SIGUSR2:
-                sys.stderr.write(tasks.dump_text(trio.lowlevel.current_root_task()))
+                sys.stderr.write(task_page(run.daemon, trio.lowlevel.current_root_task()))
                 sys.stderr.flush()
             elif not run.ready:
                 say(f"{signal.Signals(number).name} before the server was ready")

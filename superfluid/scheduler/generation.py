@@ -160,13 +160,15 @@ class Generation:
     """What one caller sees of its lane: iterate it with `async for` to `Ended`, inside `async with`.
 
     Made by `Scheduler.submit`. One task reads it. Leaving the `async with` before the end, `aclose` and `cancel`
-    stop the lane within a step; after `cancel` the iteration goes on to its end. A reader that lags gets its deltas
+    stop the lane within a step; after `cancel` the iteration goes on to its end. `asked_by` names the task that
+    asked for it. A reader that lags gets its deltas
     merged; one that leaves `LAG_TOKENS` unread is dropped, its last item `Ended` with the error `lagged`.
     """
 
-    def __init__(self, job: Job, cancel: Callable[["Generation"], None]) -> None:
+    def __init__(self, job: Job, cancel: Callable[["Generation"], None], asked_by: str = "") -> None:
         self.job = job
         self.session = job.session
+        self.asked_by = asked_by
         self._cancel = cancel
         self._items: deque[Item] = deque()
         self._unread = 0

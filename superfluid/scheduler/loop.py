@@ -11,6 +11,7 @@ from superfluid.link import linkw
 from superfluid.link.codes import AdmitStatus, PlanFlag, Status, status_name
 from superfluid.link.events import Finish
 from superfluid.observe.metrics import ModelMetrics
+from superfluid.observe.tasks import asker
 from superfluid.scheduler.admission import ContextExceeded, NotAdmitted, NotYet, Worker, admit_of
 from superfluid.scheduler.classes import Class
 from superfluid.scheduler.config import SchedulerConfig as SchedulerConfig, TickInFlight
@@ -112,6 +113,11 @@ class Scheduler:
         """Jobs waiting per class, best class first."""
         return self._queues.depths()
 
+    @property
+    def waiting(self) -> list[Ticket]:
+        """Tickets that are not in a lane, in no certain order."""
+        return list(self._queues)
+
     def generating(self, session: int) -> bool:
         """Whether a generation is queued or runs on the session."""
         return session in self._busy
@@ -124,7 +130,7 @@ class Scheduler:
     def submit(self, job: Job) -> Generation:
         """Queue a job. Raises ContextExceeded; ValueError when its session is already generating."""
         self.check_window(len(job.stream))
-        generation = Generation(job, self._cancel)
+        generation = Generation(job, self._cancel, asked_by=asker())
         ticket = Ticket(job, generation, self._orders, self.ticks, tool_text=[job.open_call] if job.open_call else [])
         ticket.channel = job.start_channel
         if job.max_tokens <= 0:

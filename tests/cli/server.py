@@ -114,9 +114,9 @@ class Server:
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT)
 
-    def get(self, path: str) -> bytes:
+    def get(self, path: str, **headers: str) -> bytes:
         connection = self.connect()
-        connection.request("GET", path)
+        connection.request("GET", path, headers=headers)
         body = connection.getresponse().read()
         connection.close()
         return body

@@ -237,7 +237,7 @@ def leave_nothing_behind(server: Server, requests: int) -> None:
             pass
 
     def tasks() -> int:
-        return len([line for line in server.get("/v1/tasks").decode().splitlines() if not line.startswith("    ")])
+        return server.get("/v1/tasks", Accept="application/json").count(b'"name":')
 
     ask(8)
     descriptors, running, memory = server.descriptors, tasks(), server.memory
@@ -322,7 +322,10 @@ def test_a_task_dump_goes_to_stderr(server: Server) -> None:
 def test_the_tasks_command(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     address = f"127.0.0.1:{server.port}"
     assert run(program, ["tasks", "--http", address]) == 0
-    assert re.search(rf"^ +model:{MODEL}: waiting in ", capsys.readouterr().out, re.MULTILINE)
+    shown = capsys.readouterr().out
+    assert re.match(r"1 model, 1 request, ", shown)
+    assert re.search(rf"^{MODEL}: \d of \d lanes, 0 waiting, \d+ sessions?, window \d+, ", shown, re.MULTILINE)
+    assert re.search(rf"^ +model:{MODEL}: waiting in ", shown, re.MULTILINE)
     assert run(program, ["tasks", "--json", "--http", f"http://{address}"]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert tree.keys() == {"name", "state", "frames", "children"}

@@ -3,7 +3,7 @@
 import trio
 import trio.testing
 
-from superfluid.observe.tasks import TaskDump, dump_json, dump_text
+from superfluid.observe.tasks import TaskDump, asker, dump_json, dump_text, text, walk
 
 
 def find(dump: TaskDump, name: str) -> TaskDump | None:
@@ -56,6 +56,42 @@ async def test_the_tree_says_who_waits_where() -> None:
         cancelled = find(dump_json(root), "model:m")
         assert cancelled is not None
         assert cancelled["state"].endswith("(cancelled)")
+
+
+async def test_libraries_are_folded() -> None:
+    """Their tasks go; what they run of ours is told of the task above, and ours below them stand below it."""
+
+    def dump(name: str, state: str, frames: list[str], *children: TaskDump) -> TaskDump:
+        return TaskDump(name=name, state=state, frames=frames, children=list(children))
+
+    inner = dump("subscription:1", "waiting in Event.wait", ["trio/_sync.py:102 wait"])
+    handler = dump("quart_trio.asgi.handle", "waiting in sleep", ["quart/app.py:1 x", "superfluid/a.py:7 answer"])
+    reader = dump("quart_trio.asgi.read", "waiting in receive", ["trio/_channel.py:1 receive"], inner)
+    request = dump("request:1", "waiting for the tasks below", ["quart_trio/asgi.py:32 __call__"], reader, handler)
+    idle = dump("trio._run_handler", "waiting in wait_readable", ["trio/_socket.py:1 recv"])
+    tree = dump("<init>", "waiting", [], dump("daemon", "waiting in Event.wait", [], idle, request))
+    assert text(tree) == (
+        "daemon: waiting in Event.wait\n"
+        "  request:1: waiting in sleep\n"
+        "      superfluid/a.py:7 answer\n"
+        "    subscription:1: waiting in Event.wait\n"
+    )
+    assert [task["name"] for task in walk(tree)][:3] == ["<init>", "daemon", "trio._run_handler"]
+
+
+async def test_who_asks() -> None:
+    asked: list[str] = []
+
+    async def handler() -> None:
+        asked.append(asker())
+
+    async def request() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(handler, name="quart_trio.asgi.TrioASGIHTTPConnection.handle_request")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(request, name="request:9 POST /v1/x")
+    assert asked == ["request:9 POST /v1/x"]
 
 
 async def test_a_runnable_task_is_shown_too() -> None:

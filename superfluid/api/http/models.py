@@ -15,6 +15,7 @@ from superfluid.api.http.errors import SERVER, ApiError, invalid, wrong_type
 from superfluid.api.http.fields import Fields
 from superfluid.daemon.generation import GenerateOptions
 from superfluid.daemon.model import Model
+from superfluid.daemon.overview import task_page
 from superfluid.observe import tasks
 from superfluid.observe.metrics import CONTENT_TYPE
 
@@ -113,7 +114,8 @@ async def metrics(api: Api) -> Response:
 async def task_dump(api: Api) -> Response:
     if "application/json" in request.headers.get("Accept", ""):
         return json_response(tasks.dump_json(trio.lowlevel.current_root_task()))
-    return Response(tasks.dump_text(trio.lowlevel.current_root_task()), content_type="text/plain; charset=utf-8")
+    page = task_page(api.daemon, trio.lowlevel.current_root_task())
+    return Response(page, content_type="text/plain; charset=utf-8")
 
 
 async def _addressed(api: Api, fields: Fields) -> Model:
