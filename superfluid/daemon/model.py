@@ -167,6 +167,7 @@ class Model:
         self.sessions = Sessions(self)
         purges = self.sessions.purges
         await purges.remove_leftovers()
+        self.sessions.enforce_pins()
         nursery.start_soon(purges.erase, name=f"compaction:{self.name}")
         if self.config.sessions_ttl:
             nursery.start_soon(purges.keep_purging, self.config.sessions_ttl, name=f"retention:{self.name}")

@@ -293,7 +293,22 @@ class Sessions:
     async def pin(self, session: int, ttl_ms: int) -> int:
         event = await self._commit(lambda: rules.pin(self._store, session, ttl_ms, now_unix_ms()))
         assert isinstance(event.body, ev.Pinned)
+        self._enforce_pin(session)
         return event.body.deadline_unix_ms
+
+    def enforce_pins(self) -> None:
+        """Ask for the pins that the log has, as after a restart."""
+        now = now_unix_ms()
+        for found in list(self._store.live()):
+            if found.pin_deadline > now:
+                self._enforce_pin(found.id)
+
+    def _enforce_pin(self, session: int) -> None:
+        try:
+            found = self._store.session(session)
+        except errors.SessionError:
+            return  # purged meanwhile
+        self._model.scheduler.pins.pin_session(session, found.tokens(), found.pin_deadline)
 
     async def request_permission(self, session: int, call: int, text: str) -> ev.Event:
         return await self._commit(lambda: rules.request_permission(self._store, session, call, text))
@@ -313,6 +328,7 @@ class Sessions:
 
     def _forget(self, session: int) -> None:
         self._tools.pop(session, None)
+        self._model.scheduler.pins.purged(session)
 
     # ---- generating
 

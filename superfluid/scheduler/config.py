@@ -3,17 +3,20 @@
 import attrs
 
 from superfluid.scheduler.classes import Class
+from superfluid.scheduler.pins import BUDGET_PCT
 from superfluid.scheduler.planner import L, Plan, Settings
 
 
 @attrs.frozen
 class SchedulerConfig:
-    """Operator settings. `class_lanes` caps lanes per class; `settings` are the planner's."""
+    """Operator settings. `class_lanes` caps lanes per class; `settings` are the planner's; pins may hold
+    `pin_budget_pct` of the engine's pool, 0: they are recorded only."""
 
     max_batch: int = 8
     class_lanes: dict[Class, int] = attrs.Factory(dict)
     settings: Settings = attrs.Factory(Settings)
     preemption: bool = True
+    pin_budget_pct: int = BUDGET_PCT
 
 
 @attrs.define

@@ -88,6 +88,7 @@ class Keeper:
         self._metrics = metrics
         self._rates = Rates()
         self._wake: Callable[[], None] = lambda: None
+        self._awaits_lease: Callable[[int], bool] = lambda session: False
         self._writer = Writer()
         self._budget = ExportBudget(settings.worth_seconds)
         artifacts = park.Parks(directory / "park", settings.park_budget, files)
@@ -100,10 +101,16 @@ class Keeper:
         self._nursery: trio.Nursery | None = None
         self._readers = trio.CapacityLimiter(READERS)
 
-    def attach(self, rates: Rates, wake: Callable[[], None]) -> None:
-        """Serve a scheduler: `rates` are what it has learned, `wake` is called when a job that waited can go on."""
+    def attach(
+        self, rates: Rates, wake: Callable[[], None], awaits_lease: Callable[[int], bool] = lambda session: False
+    ) -> None:
+        """Serve a scheduler: `rates` are what it has learned, `wake` is called when a job that waited can go on.
+
+        `awaits_lease`: whether a session is pinned and needs its state published, which lossy parks are not.
+        """
         self._rates = rates
         self._wake = wake
+        self._awaits_lease = awaits_lease
 
     @classmethod
     def open(
@@ -229,7 +236,7 @@ class Keeper:
             if behind or not self._budget.affords(tokens, started):
                 self._metrics.exports_skipped_total += 1
                 return
-        lossy = self.settings.lossy and worker.record.park_lossy and disk is None
+        lossy = self.settings.lossy and worker.record.park_lossy and disk is None and not self._is_awaited(ticket)
         try:
             saved = await export(worker, lane, ids, lossy=lossy)
         except (EngineRefused, LinkFault) as error:
@@ -250,6 +257,9 @@ class Keeper:
             self._metrics.parks_total["lossy" if lossy else "lossless"] += 1
             lane.ticket.parked = True
             lane.publish = not lossy
+
+    def _is_awaited(self, ticket: Ticket) -> bool:
+        return ticket.job.session is not None and self._awaits_lease(ticket.job.session)
 
     def _write(self, disk: DiskTier, saved: SavedState, ticket: Ticket) -> None:
         file = disk.plan(saved)

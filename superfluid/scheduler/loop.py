@@ -17,10 +17,11 @@ from superfluid.scheduler.classes import Class
 from superfluid.scheduler.config import SchedulerConfig as SchedulerConfig, TickInFlight
 from superfluid.scheduler.generation import CodecLike, Failure, Generation, Job
 from superfluid.scheduler.harvest import Harvest, Yield
-from superfluid.scheduler.keeping import Keeper
+from superfluid.scheduler.keeping import Keeper, ids_of
 from superfluid.scheduler.lanes import Lane, Ticket
 from superfluid.scheduler.link import EngineLink, EngineRefused, LinkFault, WorkerGone
 from superfluid.scheduler.outbox import Batch, Outbox, StoreLike
+from superfluid.scheduler.pins import Pins
 from superfluid.scheduler.planner import Plan, Situation, age, plan_tick, preemptible
 from superfluid.scheduler.queue import Queues
 from superfluid.scheduler.rates import ADAPTIVE_START, Rates, adapt_budget
@@ -76,9 +77,11 @@ class Scheduler:
         self._worker: Worker | None = None
         self._window: int | None = None
         self._wake = trio.Event()
+        self.pins = Pins(metrics, config.pin_budget_pct, lambda: self._wake.set())
+        self._pool = linkw.MemCounters()  # as the last tick left it
         self._keeper = keeper
         if keeper is not None:
-            keeper.attach(self.rates, lambda: self._wake.set())
+            keeper.attach(self.rates, lambda: self._wake.set(), self.pins.awaits_lease)
         self._idle = trio.Event()
         self._idle.set()
         self._quiet: dict[int, trio.Event] = {}  # of sessions whose generation's end is waited for
@@ -232,6 +235,8 @@ class Scheduler:
                 self._fail_lanes(Failure.STOPPED, "generation failed: the server stopped it")
                 self._side.fail(gone or WorkerGone("the worker was stopped"))
                 self._worker = None
+                self._pool = linkw.MemCounters()
+                self.pins.lost()
                 self.in_flight = None
                 self._gauges()
                 self._outbox.close()
@@ -247,16 +252,20 @@ class Scheduler:
         shared = SharedPrefixes(worker, self.rates)
         latency = False
         while True:
-            if not (self._lanes or self._side or any(not self._loading(ticket) for ticket in self._queues)):
+            if not (self._lanes or self._side or self.pins.due or self._can_admit):
                 self._gauges()
                 self._wake = trio.Event()
-                await self._wake.wait()
+                with trio.move_on_after(self.pins.until_expiry()):
+                    await self._wake.wait()
             control.yield_requested = False
             urgent = self._queues.urgent or any(lane.klass <= Class.COMPLETION for lane in self._lanes)
             if latency != (urgent or trio.current_time() < self._latency_until):
                 latency = control.latency = not latency
             self._settle()
             self._preempt(worker)
+            if self.pins.any or self.pins.due:
+                worker.staged = 0 if not any(lane.new for lane in self._lanes) else worker.staged
+                await self.pins.step(worker, self.ticks, self._pool)
             await self._admit(worker, shared)
             if self._side:
                 await self._side.run_due(worker.link, self.ticks, self.settings.starvation_ticks, self._better_work)
@@ -269,6 +278,11 @@ class Scheduler:
                 await shared.checkpoint(self._lanes)
             else:
                 await trio.lowlevel.checkpoint()
+
+    @property
+    def _can_admit(self) -> bool:
+        """Whether a job is queued that does not wait for a file."""
+        return any(not self._loading(ticket) for ticket in self._queues)
 
     def _settle(self) -> None:
         """Stop the lanes whose caller is gone, whose time is up, or whose records could not be kept."""
@@ -552,6 +566,8 @@ class Scheduler:
         for lane in plan.retires:
             self._lanes.remove(lane)
             del self._by_tag[lane.tag]
+            if lane.publish and self.pins.any:
+                self.pins.retired(lane.ticket.job.session, ids_of(lane.ticket))
             self._end(lane)
             self._no_admission_before = 0
         for lane in plan.retires:
@@ -579,6 +595,7 @@ class Scheduler:
         metrics.decode_tokens_total += took.tokens
         metrics.starvation_grants_total += plan.starving_grants
         metrics.pool_blocks_used = events.mem.pool_blocks_used
+        self._pool = events.mem
         metrics.pool_blocks_total = events.mem.pool_blocks_total
         metrics.prefill_budget_tokens = self._budget
         if plan.rounds:
