@@ -9,16 +9,24 @@ from superfluid.cli.choosing import Chosen, worker_options
 from superfluid.cli.command import CommandError, say
 from superfluid.cli.serve_options import ServeOptions
 from superfluid.daemon.daemon import Daemon
+from superfluid.daemon.fim import FimService
 from superfluid.daemon.generation import SamplingRung
 from superfluid.daemon.in_process import ServeInProcess
 from superfluid.daemon.model import Model, ModelConfig
+from superfluid.daemon.satellite import Satellite
+from superfluid.daemon.sizing import choose_window
 from superfluid.daemon.start import store_directory
-from superfluid.observe.metrics import Metrics
+from superfluid.observe.metrics import Metrics, ModelMetrics
 from superfluid.scheduler.classes import parse_class_lanes
+from superfluid.scheduler.fim import Rate
 from superfluid.scheduler.keeping import GIGABYTE, KeepSettings, ParkMode
 
+SATELLITE_WINDOW = 8192  # tokens per lane of --fim-model, where none is given: what surrounds a cursor fits
 
-def make_daemon(options: ServeOptions, chosen: Sequence[Chosen], home: Path, sessions: Path) -> Daemon:
+
+def make_daemon(
+    options: ServeOptions, chosen: Sequence[Chosen], satellite: Chosen | None, home: Path, sessions: Path
+) -> Daemon:
     """The daemon and its models, nothing loaded yet. Raises CommandError 2 when `auto` finds no window."""
     metrics = Metrics(os.environ.get("SUPERFLUID_NODE_NAME", "").strip() or socket.gethostname())
     models: list[Model] = []
@@ -27,7 +35,7 @@ def make_daemon(options: ServeOptions, chosen: Sequence[Chosen], home: Path, ses
             name=one.name,
             path=one.path,
             runtime=one.runtime,
-            options=worker_options(options.runtime_options, [one.runtime.id]).get(one.runtime.id, []),
+            options=own_options(options, one),
             store=store_directory(sessions, one.name, default=index == 0),
             max_context=None if options.max_context in (None, "auto") else int(options.max_context),
             max_batch=options.max_batch,
@@ -35,9 +43,7 @@ def make_daemon(options: ServeOptions, chosen: Sequence[Chosen], home: Path, ses
             dialect=options.dialect,
             tool_call_parser=options.tool_call_parser,
             max_tokens=options.max_tokens,
-            operator=SamplingRung(
-                options.temperature, options.top_p, options.top_k, options.min_p, options.repeat_penalty
-            ),
+            operator=operator_defaults(options),
             tick_decode_budget=options.tick_decode_budget,
             tick_target_ms=options.tick_target_ms,
             prefill_budget=options.prefill_budget,
@@ -51,7 +57,48 @@ def make_daemon(options: ServeOptions, chosen: Sequence[Chosen], home: Path, ses
         if options.max_context == "auto" and not model.planned.sized:
             raise CommandError(f"--max-context auto: {model.planned.why}; give a number", 2)
         models.append(model)
-    return Daemon(home, models, metrics)
+    rate = Rate(options.completion_rate, options.completion_burst)
+    fim = FimService(metrics, rate, options.completion_deadline_ms)
+    if satellite is not None:
+        fim.satellite = make_satellite(options, satellite, metrics, sessions)
+    return Daemon(home, models, metrics, fim)
+
+
+def own_options(options: ServeOptions, one: Chosen) -> list[str]:
+    """The options of a model's runtime."""
+    return worker_options(options.runtime_options, [one.runtime.id]).get(one.runtime.id, [])
+
+
+def make_satellite(options: ServeOptions, one: Chosen, metrics: Metrics, sessions: Path) -> Satellite:
+    """The model of `--fim-model`, with a series of its own on the metrics page."""
+    context = options.fim_max_context
+    if context is None:
+        facts = one.runtime.report.get("model") or {}
+        context = min(choose_window(None, facts.get("sizing"), options.fim_max_batch).tokens, SATELLITE_WINDOW)
+    config = ModelConfig(
+        name=one.name,
+        path=one.path,
+        runtime=one.runtime,
+        options=own_options(options, one),
+        store=sessions / "fim",
+        max_context=context,
+        max_batch=options.fim_max_batch,
+        kv_bits=int(options.kv_bits),
+        dialect="raw",
+        max_tokens=options.max_tokens,
+        operator=operator_defaults(options),
+        tick_decode_budget=options.tick_decode_budget,
+        tick_target_ms=options.tick_target_ms,
+        prefill_budget=options.prefill_budget,
+        starvation_ticks=options.starvation_ticks,
+    )
+    numbers = ModelMetrics()
+    metrics.fim_satellite = one.name, numbers
+    return Satellite(config, numbers)
+
+
+def operator_defaults(options: ServeOptions) -> SamplingRung:
+    return SamplingRung(options.temperature, options.top_p, options.top_k, options.min_p, options.repeat_penalty)
 
 
 def keep_settings(options: ServeOptions) -> KeepSettings:
@@ -69,6 +116,9 @@ def keep_settings(options: ServeOptions) -> KeepSettings:
 def choose_in_process(options: ServeOptions, chosen: Sequence[Chosen]) -> ServeInProcess | None:
     """With --no-worker-process, the worker to run on a thread; none where a process of its own is needed."""
     if options.worker_process:
+        return None
+    if options.fim_model is not None:
+        say("--no-worker-process is ignored: the model of --fim-model has a process of its own, and so has every other")
         return None
     if len(chosen) > 1:
         say("--no-worker-process is ignored: several models are served, each by a process of its own")

@@ -86,14 +86,27 @@ def model_path(model: str, home: Path, offline: bool) -> Path:
 def check_capabilities(options: ServeOptions, chosen: Sequence[Chosen]) -> None:
     """Refuse (2) what a runtime's static record declines, in the runtime's own words."""
     for one in chosen:
-        if options.kv_bits != "0" and (why := refusal(one.runtime.capabilities, "load", "kv_bits")):
-            raise CommandError(f"--kv-bits {options.kv_bits}: {why}", 2)
+        check_kv_bits(options, one.runtime)
         if (
             options.park_lossy
             and generates(one.runtime)
             and (why := refusal(one.runtime.capabilities, "serving", "park_lossy"))
         ):
             raise CommandError(f"--park-lossy: {why}", 2)
+
+
+def check_kv_bits(options: ServeOptions, runtime: Runtime) -> None:
+    if options.kv_bits != "0" and (why := refusal(runtime.capabilities, "load", "kv_bits")):
+        raise CommandError(f"--kv-bits {options.kv_bits}: {why}", 2)
+
+
+def choose_satellite(options: ServeOptions, home: Path, catalog: RuntimeCatalog) -> Chosen | None:
+    """The model of `--fim-model` and its runtime. Raises CommandError and RuntimeUnusable."""
+    if options.fim_model is None:
+        return None
+    (chosen,) = choose_runtimes(options, [options.fim_model], home, catalog)
+    check_kv_bits(options, chosen.runtime)
+    return chosen
 
 
 def generates(runtime: Runtime) -> bool:

@@ -15,7 +15,13 @@ from typing import Any
 
 import click
 
-from superfluid.cli.choosing import check_capabilities, check_runtime_options, choose_runtimes, worker_options
+from superfluid.cli.choosing import (
+    check_capabilities,
+    check_runtime_options,
+    choose_runtimes,
+    choose_satellite,
+    worker_options,
+)
 from superfluid.cli.command import HELP_FLAGS, CommandError, say
 from superfluid.cli.serve_flags import FLAGS
 from superfluid.cli.serve_options import ServeCommand, ServeOptions
@@ -29,6 +35,7 @@ from superfluid.sessions.errors import StoreError
 from superfluid.sessions.shelve import shelve
 
 MAX_SOCKET_PATH = 108 if sys.platform == "linux" else 104  # bytes of a socket address, its NUL included
+LEAST_RATE = 0.001  # of --completion-rate that is on
 LEAST_PREFILL = 64  # a smaller --prefill-budget would not fill a step
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")  # where --web may listen
 DESCRIPTORS = 1 << 16  # asked for; many systems give a process 1024
@@ -74,7 +81,9 @@ def start(options: ServeOptions) -> int:
     try:
         chosen = choose_runtimes(options, named, home, catalog)
         check_capabilities(options, chosen)
-        check_runtime_options(options.runtime_options, catalog, chosen)
+        satellite = choose_satellite(options, home, catalog)
+        every = chosen if satellite is None else [*chosen, satellite]
+        check_runtime_options(options.runtime_options, catalog, every)
         check_classes(options)
         if options.log_file is not None:
             redirect_stderr(options.log_file)
@@ -86,7 +95,7 @@ def start(options: ServeOptions) -> int:
             from superfluid.cli.assemble import make_daemon
             from superfluid.cli.serving import run
 
-            return run(options, make_daemon(options, chosen, home, sessions), socket_path)
+            return run(options, make_daemon(options, chosen, satellite, home, sessions), socket_path)
     except RuntimeUnusable as error:
         raise CommandError(str(error), error.exit_code) from None
     except (ServeLocked, StoreError, OSError) as error:
@@ -129,6 +138,14 @@ def check_contradictions(options: ServeOptions) -> None:
         raise CommandError(f'--max-context expects a number or auto, got "{options.max_context}"', 2)
     if 0 < options.prefill_budget < LEAST_PREFILL:
         raise CommandError(f"--prefill-budget expects 0, or {LEAST_PREFILL} to 4096, got {options.prefill_budget}", 2)
+    if 0 < options.completion_rate < LEAST_RATE:
+        raise CommandError(
+            f"--completion-rate expects 0, or at least {LEAST_RATE:g}, got {options.completion_rate:g}", 2
+        )
+    if options.completion_rate and options.completion_burst < 1:
+        raise CommandError(f"--completion-burst expects at least 1, got {options.completion_burst:g}", 2)
+    if options.fim_model is None and options.fim_max_context is not None:
+        say("--fim-max-context is ignored: no model is given by --fim-model")
     if options.park_lossy and options.park is False:
         raise CommandError("--park-lossy contradicts --no-park", 2)
     if options.park_lossy and options.kv_bits not in ("0", "16"):

@@ -285,6 +285,52 @@ FLAGS: list[click.Parameter] = [
         default=True,
         help="Run models in processes of their own.",
     ),
+    # Fill-in-the-middle
+    Option(
+        ["--fim-model"],
+        group="Fill-in-the-middle",
+        metavar="PATH",
+        help="A model that fills in middles for all the others, on a worker of its own.",
+    ),
+    Option(
+        ["--fim-max-context"],
+        group="Fill-in-the-middle",
+        type=Number(512),
+        metavar="N",
+        help="Its tokens per lane (its window, 8192 at most).",
+    ),
+    Option(
+        ["--fim-max-batch"],
+        group="Fill-in-the-middle",
+        type=Number(1, 256),
+        default=2,
+        metavar="N",
+        help="Its decode lanes.",
+    ),
+    Option(
+        ["--completion-deadline-ms", "--request-timeout"],
+        group="Fill-in-the-middle",
+        type=Number(0),
+        default=0,
+        metavar="MS",
+        help="How long a completion may take, its wait included; 0 is any time.",
+    ),
+    Option(
+        ["--completion-rate"],
+        group="Fill-in-the-middle",
+        type=Number(0, whole=False),
+        default=10.0,
+        metavar="N",
+        help="Middles that a client may ask for per second; 0 is no limit.",
+    ),
+    Option(
+        ["--completion-burst"],
+        group="Fill-in-the-middle",
+        type=Number(0, whole=False),
+        default=20.0,
+        metavar="N",
+        help="And at once, after a pause.",
+    ),
     # Logging
     Option(
         ["--log-filter"], group="Logging", default="info", metavar="DIRECTIVE", help="Levels, overall and by target."

@@ -58,6 +58,12 @@ class ServeOptions:
     no_http_qos_header: bool
     http_allow_batch_invariant: bool
     worker_process: bool
+    fim_model: str | None
+    fim_max_context: int | None
+    fim_max_batch: int
+    completion_deadline_ms: int
+    completion_rate: float
+    completion_burst: float
     log_filter: str
     log_dir: str | None
     log_file: str | None

@@ -64,7 +64,7 @@ async def serve(options: ServeOptions, daemon: Daemon, socket_path: Path) -> int
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_signals, run, nursery.cancel_scope, name="signals")
             nursery.start_soon(keep_watchdog_quiet, name="watchdog")
-            for model in daemon.models:
+            for model in daemon.everything:
                 announce(model)
             await nursery.start(daemon.run, name="registry")
             for model in daemon.models:

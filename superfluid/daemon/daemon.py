@@ -77,7 +77,6 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             for model in self.everything:
                 await nursery.start(model.run, name=f"model:{model.name}")
-            self.fim.check()
             task_status.started()
 
     @contextmanager

@@ -2,11 +2,11 @@
 
 from collections.abc import Hashable, Sequence
 from functools import partial
+from typing import Any
 
 import attrs
 import trio
 
-from superfluid.codec.dialects.dialect import DialectRefused
 from superfluid.codec.fim import Fim, FimMode
 from superfluid.daemon.generation import GenerateOptions, Sampling, SamplingRequest
 from superfluid.daemon.model import Model, Started, wire_params
@@ -73,17 +73,14 @@ class FimService:
         """When a completion that is submitted now expires, on the trio clock."""
         return trio.current_time() + self._deadline_ms / 1000 if self._deadline_ms else None
 
-    def check(self) -> None:
-        """Raises DialectRefused when the satellite has no way of asking for a middle."""
-        if self.satellite is not None and self.satellite.codec.fim is None:
-            raise DialectRefused(f"--fim-model {self.satellite.config.path}: this model has no FIM dialect")
-
     def serves(self, model: Model) -> Model:
         """The model that answers for `model`."""
         return self.satellite or model
 
-    def supports(self, model: Model) -> bool:
-        return self.serves(model).codec.fim is not None
+    def capabilities(self, model: Model) -> dict[str, Any]:
+        """Of a capability record's `dialect`: whether middles are filled in for `model`, and by which satellite."""
+        satellite = None if self.satellite is None else self.satellite.name
+        return {"fim": self.serves(model).codec.fim is not None, "fim_model": satellite}
 
     async def begin(self, model: Model, request: FimRequest) -> Fill:
         """Answer from the cache, or queue the lane that makes the answer; its class is completion, and it has no log.

@@ -128,12 +128,11 @@ class Model:
         return await trio.to_thread.run_sync(function, *arguments, limiter=self._threads)
 
     def dialect_capabilities(self) -> dict[str, Any]:
+        """Of a capability record's `dialect`, what the model itself decides."""
         return {
             "enable_thinking": self.codec.supports_thinking,
             "reasoning_effort": self.codec.effort.supported,
             "reasoning_effort_levels": self.codec.effort.levels,
-            "fim": False,
-            "fim_model": None,
         }
 
     # ---- life

@@ -90,7 +90,7 @@ async def test_a_model_without_markers(home: Path, scripted_gguf: Callable[[str]
     async with serving(home, scripted_gguf("plain")) as server, server.client() as client:
         with pytest.raises(NoFimDialect):
             await client.complete("a", "b")
-        assert not server.model.dialect_capabilities()["fim"]
+        assert server.daemon.fim.capabilities(server.model) == {"fim": False, "fim_model": None}
 
 
 async def test_a_client_that_leaves_and_a_deadline(home: Path, shared: Path, tmp_path: Path) -> None:

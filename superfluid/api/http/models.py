@@ -20,7 +20,7 @@ from superfluid.observe import tasks
 from superfluid.observe.metrics import CONTENT_TYPE
 
 
-def model_object(model: Model) -> dict[str, Any]:
+def model_object(api: Api, model: Model) -> dict[str, Any]:
     """The entry of one model; what only its worker can tell is there once it is loaded."""
     record = model.record
     modalities = record.get("modalities", {})
@@ -38,17 +38,17 @@ def model_object(model: Model) -> dict[str, Any]:
     }
     if model.loaded:
         entry["runtime"] = record.get("runtime", {"id": model.runtime_id})
-        entry["capabilities"] = {**record, "dialect": model.dialect_capabilities()}
+        entry["capabilities"] = {**record, "dialect": model.dialect_capabilities() | api.daemon.fim.capabilities(model)}
     return entry
 
 
 async def list_models(api: Api) -> Response:
-    data = [model_object(model) for model in sorted(api.daemon.models, key=lambda model: model.name)]
+    data = [model_object(api, model) for model in sorted(api.daemon.models, key=lambda model: model.name)]
     return json_response({"object": "list", "data": data})
 
 
 async def get_model(api: Api, name: str) -> Response:
-    return json_response(model_object(api.known(name)))
+    return json_response(model_object(api, api.known(name)))
 
 
 async def health(api: Api) -> Response:
@@ -75,7 +75,7 @@ async def props(api: Api) -> Response:
         "build": {"version": __version__, "target": f"{platform.machine()}-{platform.system().lower()}"},
         "server": "superfluid",
         "max_request_bytes": MAX_BODY,
-        "capabilities": model_object(model).get("capabilities"),
+        "capabilities": model_object(api, model).get("capabilities"),
     }
     if template:
         body["chat_template"] = template

@@ -91,13 +91,13 @@ async def run_http(
 async def _answered(daemon: Daemon, requests: Requests) -> None:
     """Wait until all requests are answered, or those left over belong to clients that do not take their answers."""
     while True:
-        for model in daemon.models:
+        for model in daemon.everything:
             await model.idle()
         with trio.move_on_after(FLUSH):
             await requests.none()
             return
         with trio.move_on_after(MOMENT) as moment:
-            for model in daemon.models:
+            for model in daemon.everything:
                 await model.idle()
         if not moment.cancelled_caught:
             return
