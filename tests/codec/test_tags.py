@@ -394,8 +394,10 @@ def test_parsers(opened: Callable[[str], Codec], templates: Callable[[str], str]
     assert Codec.open(tokenizer, parser="json").wire.name == "json"
     with pytest.raises(DialectRefused, match=r"--tool-call-parser harmony refused: .* wire json, not harmony"):
         Codec.open(tokenizer, parser="harmony")
-    with pytest.raises(DialectRefused, match="glm"):
+    with pytest.raises(DialectRefused, match=r"parser glm refused: .* on the wire json, not glm"):
         Codec.open(tokenizer, parser="glm")
+    with pytest.raises(DialectRefused, match=r"parser json refused: .* on the wire glm, not json"):
+        Codec.open(model("GLM-4.6", templates), parser="json")
     words = r"unknown --tool-call-parser 'x' \(have: auto, json, atem, gemma, harmony, glm\)"
     with pytest.raises(UnknownParser, match=words):
         Codec.open(tokenizer, parser="x")
@@ -403,6 +405,13 @@ def test_parsers(opened: Callable[[str], Codec], templates: Callable[[str], str]
     codec = Codec.open(marked, parser="glm")
     assert codec.wire.name == "glm"
     assert "<arg_key>a</arg_key>" in codec.constraint(ONE, REQUIRED).attempts[0].text
+    assert not codec.constraint(ONE).attempts  # a wire that is not held runs free
+    call = "f<arg_key>a</arg_key><arg_value>x</arg_value><arg_key>c</arg_key><arg_value>7</arg_value>"
+    router = codec.router()
+    (run,) = (r for r in router.commit(marked.encode(f"Well.<tool_call>{call}</tool_call>"), True) if r.channel == 2)
+    (read,) = codec.read_call(run.text, ONE) or []
+    assert (read.name, read.arguments_json) == ("f", '{"a":"x","c":7}')
+    assert codec.read_call('{"name": "f", "arguments": {"a": "x"}}', ONE) is None  # never two wires at once
 
 
 CHATML = (

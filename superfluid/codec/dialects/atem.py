@@ -238,7 +238,9 @@ class AtemSplitter:
         return None if self._body is None else self._ids[EOM]
 
     def open_channel(self, channel: int) -> None:
-        """A forced call writes its own header."""
+        """A demanded call has no header: its block comes at once."""
+        if self._body is None and not self._header:
+            self._body = channel
 
     def flush(self) -> bytes:
         return b""
