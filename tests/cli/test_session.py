@@ -12,7 +12,7 @@ import pytest
 from superfluid.cli.command import run
 from superfluid.cli.main import program
 from superfluid.cli.session import counted, event_lines, timestamp
-from superfluid.client import Client, Session
+from superfluid.client import Client, NotReached, Session
 from superfluid.link import events as ev, postcard
 from superfluid.link.session_api import Inspection
 from tests.api.serving import Server
@@ -219,4 +219,7 @@ def test_exit_codes(socket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_the_client_needs_no_server_until_it_asks(tmp_path: Path) -> None:
     with Client(tmp_path / "none.sock") as client:
-        client.get(1)
+        session = client.get(1)
+        assert session.id == 1
+        with pytest.raises(NotReached):
+            session.events()

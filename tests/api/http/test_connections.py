@@ -237,6 +237,8 @@ async def test_leaving_before_the_answer_frees_the_lane(scripted_gguf: Script, t
             await until(lambda: len(site.model.scheduler.lanes) == 1)
         with trio.fail_after(LIMIT):
             await site.daemon.idle()
+        assert site.model.scheduler.lanes == []
+        assert site.model.metrics.decode_tokens_total < site.model.window  # it did not run to its end
 
 
 async def test_leaving_while_queued(scripted_gguf: Script, tmp_path: Path) -> None:
@@ -274,7 +276,9 @@ async def test_leaving_right_after_asking(scripted_gguf: Script, tmp_path: Path)
                 pass
         with trio.fail_after(LIMIT):
             await site.daemon.idle()
+        assert site.model.scheduler.lanes == site.model.scheduler.waiting == []
         await until(lambda: trio.lowlevel.current_statistics().tasks_living <= before)
+        assert trio.lowlevel.current_statistics().tasks_living <= before
 
 
 # ---- drain
@@ -316,6 +320,8 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_a_drain(
             site.daemon.drain()
             with trio.fail_after(LIMIT):
                 await site.daemon.idle()
+            assert site.model.scheduler.lanes == []
+            assert site.daemon.draining
 
 
 async def test_what_is_cut_gets_an_error_frame(scripted_gguf: Script, tmp_path: Path) -> None:
@@ -354,7 +360,8 @@ async def test_a_dead_worker_ends_its_streams_with_a_typed_error(scripted_gguf: 
             exchange(site, request_bytes(FOR_EVER | {"stream": False})) as whole,
         ):
             head = await read_until(stream, b"tock")
-            await until(lambda: len(site.model.scheduler.lanes) == 2)
+            lanes = site.model.scheduler.lanes
+            await until(lambda: [lane.new for lane in lanes] == [False] * 2)  # one the worker never saw would be served
             os.kill(worker_of(site), signal.SIGKILL)
             data = head + await read_until(stream, b"[DONE]")
             refused = await read_until(whole, b"}}")
