@@ -239,21 +239,24 @@ class Keeper:
         lossy = self.settings.lossy and worker.record.park_lossy and disk is None and not self._is_awaited(ticket)
         try:
             saved = await export(worker, lane, ids, lossy=lossy)
+            if saved is None:
+                return
+            if disk is not None:
+                self._write(disk, saved, ticket)
+            else:
+                self._park(lane, saved, at_once=fate is Fate.PARKED_AT_ONCE, lossy=lossy)
+            self._budget.measure(saved.covered, saved.size, trio.current_time() - started)
         except (EngineRefused, LinkFault) as error:
             log.warning("the state of lane %d is not kept: %s", lane.tag, error)
-            return
-        if saved is None:
-            return
-        now = trio.current_time()
-        self._budget.measure(saved.covered, saved.size, now - started)
-        if budgeted:
-            self._budget.charge(now - started, now)
-        if disk is not None:
-            self._write(disk, saved, lane.ticket)
-            return
+        finally:
+            if budgeted:  # all the time the lanes were held, whatever came of it
+                now = trio.current_time()
+                self._budget.charge(now - started, now)
+
+    def _park(self, lane: Lane, saved: SavedState, *, at_once: bool, lossy: bool) -> None:
         session = lane.ticket.job.session
         assert session is not None
-        if self.parks.keep(session, saved, at_once=fate is Fate.PARKED_AT_ONCE):
+        if self.parks.keep(session, saved, at_once=at_once):
             self._metrics.parks_total["lossy" if lossy else "lossless"] += 1
             lane.ticket.parked = True
             lane.publish = not lossy

@@ -26,8 +26,9 @@ class MockLink:
     """A worker in process: real rings and control words, and a MockEngine that runs each plan at once.
 
     Emits are handed on after the engine ran, a round at a time with a checkpoint between. `tick_s` is how long a
-    tick takes on the trio clock, `op_s` a state operation. `plans` are the accepted plans; `refuse_plan` answers a
-    plan with a status code. `die_at` kills the worker in that plan, after `emits_before_death` rounds were handed on.
+    tick takes on the trio clock, `op_s` a state operation, which `op_failure` makes fail. `plans` are the accepted
+    plans; `refuse_plan` answers a plan with a status code. `die_at` kills the worker in that plan, after
+    `emits_before_death` rounds were handed on.
     """
 
     def __init__(self, config: MockConfig | None = None, knobs: Knobs | None = None) -> None:
@@ -48,6 +49,7 @@ class MockLink:
         self.requests: list[object] = []
         self.tick_s = 0.0
         self.op_s = 0.0
+        self.op_failure: int | None = None
         self.refuse_plan: Callable[[linkw.TickPlan], int] = lambda plan: Status.Ok
         self.on_plan: Callable[[linkw.TickPlan], None] = lambda plan: None
         self.die_at: int | None = None
@@ -170,6 +172,8 @@ class MockLink:
         self.requests.append(op)
         if self.op_s:
             await trio.sleep(self.op_s)
+        if self.op_failure is not None:
+            raise EngineRefused(self.op_failure)
         engine = self.engine
         with memoryview(segment.buf) as view:
             match op:

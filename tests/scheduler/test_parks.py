@@ -10,10 +10,10 @@ import trio.testing
 
 from superfluid.engines.mock.config import MockConfig, default_spaces
 from superfluid.link import linkw
-from superfluid.link.codes import SPACE_NO_OPERATIONS
+from superfluid.link.codes import SPACE_NO_OPERATIONS, Status
 from superfluid.scheduler import parks
 from superfluid.scheduler.classes import Class
-from superfluid.scheduler.exports import ExportBudget
+from superfluid.scheduler.exports import EXPORT_BURST, EXPORT_SHARE, ExportBudget
 from superfluid.scheduler.generation import Failure
 from superfluid.scheduler.keeping import KeepSettings, ParkMode
 from superfluid.scheduler.loop import SchedulerConfig
@@ -100,6 +100,27 @@ async def test_exports_keep_within_their_time(tmp_path: Path, autojump_clock: tr
         await trio.sleep(10)
         await run.run(turn(4, prompt(200, start=4000)))
         assert run.metrics.parks_total["lossless"] == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_exports_take_a_fiftieth_of_the_time_and_the_burst(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, fails: bool
+) -> None:
+    costs = (0.05, 0.11, 0.02, 0.16)
+    async with daemon(tmp_path, KeepSettings(disk_budget=0)) as run:
+        begun, spent = trio.current_time(), 0.0
+        run.link.op_failure = Status.Busy if fails else None
+        for session in range(1, 121):
+            run.link.op_s = costs[session % len(costs)]
+            run.link.requests.clear()
+            await run.run(turn(session, prompt(200, start=200 * session), 1))
+            spent += run.link.op_s * sum(isinstance(request, linkw.Snapshot) for request in run.link.requests)
+            # what an export turns out to take over its estimate is paid back before the next one
+            assert spent <= EXPORT_BURST + EXPORT_SHARE * (trio.current_time() - begun) + max(costs)
+            await trio.sleep(1)
+        assert spent >= EXPORT_SHARE * (trio.current_time() - begun)
+        assert run.metrics.exports_skipped_total > 60
+        assert run.metrics.parks_total["lossless"] == (0 if fails else 120 - run.metrics.exports_skipped_total)
 
 
 def test_the_budget_fills_with_a_fiftieth_of_the_time() -> None:
