@@ -6,6 +6,7 @@ import trio
 
 from superfluid.daemon.daemon import Daemon
 from superfluid.daemon.model import Model
+from superfluid.daemon.satellite import Satellite
 from superfluid.observe import tasks
 from superfluid.scheduler.lanes import Lane, Ticket
 
@@ -53,7 +54,9 @@ def _model(model: Model) -> Iterator[str]:
     facts = [
         f"{len(scheduler.lanes)} of {counted(scheduler.max_lanes, 'lane', 'lanes')}",
         f"{len(waiting)} waiting",
-        counted(len(model.sessions.session_ids()), "session", "sessions"),
+        "fills in middles"
+        if isinstance(model, Satellite)
+        else counted(len(model.sessions.session_ids()), "session", "sessions"),
         f"window {model.window}",
         _tick(model),
     ]

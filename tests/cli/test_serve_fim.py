@@ -55,6 +55,7 @@ def test_a_satellite_fills_in_for_every_model(
         (entry,) = json.loads(server.get("/v1/models"))["data"]
         dialect = entry["capabilities"]["dialect"]
         assert (dialect["fim"], dialect["fim_model"]) == (True, "fim-add")
+        assert "\nfim-add: 0 of 2 lanes, 0 waiting, fills in middles, " in server.get("/v1/tasks").decode()
         page = server.get("/metrics").decode()
         assert 'superfluid_fim_satellite_info{model="fim-add"} 1' in page
         assert "superfluid_fim_satellite_decode_tokens_total 3" in page
