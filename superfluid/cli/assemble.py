@@ -51,6 +51,8 @@ def make_daemon(
             class_lanes=parse_class_lanes(options.class_lanes, options.max_batch),
             keep=keep_settings(options),
             sessions_ttl=options.sessions_ttl,
+            tool_lease_ms=options.tool_lease_ms,
+            pin_budget_pct=options.pin_budget_pct,
             in_process=choose_in_process(options, chosen),
         )
         model = Model(config, metrics.model(one.name))

@@ -196,6 +196,22 @@ FLAGS: list[click.Parameter] = [
         help="Purge sessions of HTTP requests that nothing touched for so long; 0 keeps them.",
     ),
     Option(
+        ["--tool-lease-ms"],
+        group="Sessions",
+        type=Number(0),
+        default=0,
+        metavar="N",
+        help="Expire a tool call that nobody answered for so long; 0 keeps calls open.",
+    ),
+    Option(
+        ["--pin-budget-pct"],
+        group="Sessions",
+        type=Number(0, 100),
+        default=50,
+        metavar="N",
+        help="Part of the engine's cache that pinned sessions may hold; 0: pins are recorded only.",
+    ),
+    Option(
         ["--sessions-cache"],
         group="Sessions",
         is_flag=True,

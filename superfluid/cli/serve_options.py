@@ -44,6 +44,8 @@ class ServeOptions:
     min_p: float | None
     repeat_penalty: float | None
     sessions_ttl: float
+    tool_lease_ms: int
+    pin_budget_pct: int
     sessions_cache: bool
     park: bool | None
     park_lossy: bool

@@ -31,6 +31,7 @@ from superfluid.scheduler.classes import Class
 from superfluid.scheduler.generation import Generation, Job
 from superfluid.scheduler.keeping import Keeper, KeepSettings
 from superfluid.scheduler.loop import Scheduler, SchedulerConfig
+from superfluid.scheduler.pins import BUDGET_PCT
 from superfluid.scheduler.planner import Settings
 from superfluid.sessions.errors import StoreError, StreamTooLong
 from superfluid.sessions.store import Store
@@ -66,6 +67,8 @@ class ModelConfig:
     class_lanes: dict[Class, int] = attrs.Factory(dict)
     keep: KeepSettings = attrs.Factory(KeepSettings)
     sessions_ttl: float = 0.0
+    tool_lease_ms: int = 0
+    pin_budget_pct: int = BUDGET_PCT
     in_process: ServeInProcess | None = None
 
 
@@ -161,7 +164,13 @@ class Model:
         await nursery.start(self.store.run, name=f"wal:{self.name}")
         nursery.start_soon(self._keep_log_open, files, name=f"log:{self.name}")
         await nursery.start(self.keeper.run, name=f"keeper:{self.name}")
-        config = SchedulerConfig(self.config.max_batch, self.config.class_lanes, self._settings())
+        config = SchedulerConfig(
+            self.config.max_batch,
+            self.config.class_lanes,
+            self._settings(),
+            pin_budget_pct=self.config.pin_budget_pct,
+            tool_lease_ms=self.config.tool_lease_ms,
+        )
         self.scheduler = Scheduler(self.store, self.codec, config, self.metrics, self.name, self.keeper)
         self.sessions = Sessions(self)
         purges = self.sessions.purges

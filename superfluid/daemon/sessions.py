@@ -335,10 +335,23 @@ class Sessions:
     async def generate(self, session: int, max_tokens: int, provisional: bool = False) -> Generation:
         """Check, commit what starts the turn, and queue it. Raises SessionError, ModelFailed, LogIOError."""
         await self._model.ensure_serving()
-        prologue = rules.begin_generation(
-            self._store, session, max_tokens, self._model.window, self._codec, self._codec.fingerprint(), now_unix_ms()
-        )
+        try:
+            prologue = rules.begin_generation(
+                self._store,
+                session,
+                max_tokens,
+                self._model.window,
+                self._codec,
+                self._codec.fingerprint(),
+                now_unix_ms(),
+                leases=self._model.config.tool_lease_ms > 0,
+            )
+        except errors.SessionError as refusal:
+            if refusal.records:
+                await self._store.commit(refusal.records)
+            raise
         if max_tokens == 0:
+            await self._store.commit(prologue.records)
             return self._submit(self._store.session(session), max_tokens, [], provisional)
         starting = self._busy.starting
         starting[session] = False

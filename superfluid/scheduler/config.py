@@ -10,13 +10,16 @@ from superfluid.scheduler.planner import L, Plan, Settings
 @attrs.frozen
 class SchedulerConfig:
     """Operator settings. `class_lanes` caps lanes per class; `settings` are the planner's; pins may hold
-    `pin_budget_pct` of the engine's pool, 0: they are recorded only."""
+    `pin_budget_pct` of the engine's pool, 0: they are recorded only; a tool call is leased for `tool_lease_ms`, 0: it
+    stays open.
+    """
 
     max_batch: int = 8
     class_lanes: dict[Class, int] = attrs.Factory(dict)
     settings: Settings = attrs.Factory(Settings)
     preemption: bool = True
     pin_budget_pct: int = BUDGET_PCT
+    tool_lease_ms: int = 0
 
 
 @attrs.define

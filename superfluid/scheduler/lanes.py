@@ -11,6 +11,7 @@ from superfluid.link.linkw import TokenRef
 from superfluid.scheduler.classes import Class
 from superfluid.scheduler.generation import CodecLike, Ended, Generation, Job
 from superfluid.scheduler.planner import PlannedLane
+from superfluid.sessions.leases import Leasing
 
 TOOL_CALL = 2
 
@@ -49,6 +50,7 @@ class Ticket:
     shares: dict[int, int] = attrs.Factory(dict)  # lane tag: ids its prompt has in common with this stream
     channel: int = 0
     tool_text: list[str] = attrs.Factory(list)
+    tool_lease_ms: int = 0  # of the calls it makes; 0: none
     shown: int = 0  # tokens that went through the provisional splitter
     uncounted: int = 0  # tokens since the last piece of provisional text
     admitted_at: float = 0.0
@@ -156,7 +158,8 @@ class Ticket:
         calls = codec.read_call(raw, self.job.tools, cut=cut)
         if calls is None:
             return [ToolParseFailure(raw)]
-        return [ToolUse(call.name, call.arguments_json) for call in calls]
+        lease = [Leasing(self.tool_lease_ms)] if self.tool_lease_ms and self.job.logged else []
+        return [body for call in calls for body in (ToolUse(call.name, call.arguments_json), *lease)]
 
     # ---- the end
 

@@ -134,7 +134,14 @@ class Scheduler:
         """Queue a job. Raises ContextExceeded; ValueError when its session is already generating."""
         self.check_window(len(job.stream))
         generation = Generation(job, self._cancel, asked_by=asker())
-        ticket = Ticket(job, generation, self._orders, self.ticks, tool_text=[job.open_call] if job.open_call else [])
+        ticket = Ticket(
+            job,
+            generation,
+            self._orders,
+            self.ticks,
+            tool_text=[job.open_call] if job.open_call else [],
+            tool_lease_ms=self.config.tool_lease_ms,
+        )
         ticket.channel = job.start_channel
         if job.max_tokens <= 0:
             generation.put_end(ticket.ended(Finish.NONE))

@@ -22,6 +22,7 @@ from superfluid.sessions.declared import Declaring
 from superfluid.sessions.errors import LogClosed, LogIOError, PurgedSession, SessionError, UnknownSession
 from superfluid.sessions.files import Files, StoreLock
 from superfluid.sessions.http_ids import HttpIds
+from superfluid.sessions.leases import Leasing
 from superfluid.sessions.replay import replay
 from superfluid.sessions.session import Session
 from superfluid.sessions.state import State, new_state
@@ -254,6 +255,8 @@ class Store:
                 behind = b""
                 if type(body) is Declaring:
                     behind, body = body.behind(), body.said
+                elif type(body) is Leasing:
+                    body = body.on(before.n_events - 1, now)
                 epoch = before.epoch + 1 if type(body) is ev.EpochBump else before.epoch
                 event = ev.Event(before.n_events, epoch, time_ms, body)
                 chunk = records.frame(session_id, event, version, behind)
