@@ -55,6 +55,7 @@ def start_superfluid(model: Path, lanes: int, context: int, *extra: str) -> Syst
     command = [sys.executable, "-m", "superfluid", "serve", str(model), "--port", "0"]
     command += ["--max-batch", str(lanes), "--max-context", str(context), *extra]
     environment = os.environ | {"SUPERFLUID_HOME": home}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed server's modules are compiled
     return _start("superfluid", command, model.stem, r"openai api on http://([\d.]+):(\d+)", environment, stderr=True)
 
 

@@ -15,6 +15,9 @@ from tests.api.serving import Server, ServerThread
 # One thread per model: threads that wait for each other by spinning stall when other processes want the cores too.
 os.environ.setdefault("OMP_THREAD_LIMIT", "1")
 
+# The processes that the tests start would compile every module anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
