@@ -1,6 +1,6 @@
 """A sketch of an editor plug-in, on the bare session socket: plain Python, nothing installed.
 
-    superfluid serve &
+    superfluid serve            # in another terminal, until it says "serving on"
     python examples/editor.py "Make this friendlier." < letter.txt
 
 A frame is a u32 length and a message: the number of its kind, then its fields. Numbers are varints (7 bits a byte, the
@@ -16,8 +16,8 @@ from pathlib import Path
 
 CREATE, APPEND_MESSAGE, GENERATE = 0, 2, 3  # requests
 CREATED, DELTA, COMMITTED, GENERATED, ERROR = 0, 1, 3, 4, 13  # responses
-GENERATED_TEXT = 4  # the kind of event that holds a piece of a reply
-USER = 1
+GENERATED_TEXT, USER = 4, 1  # the kind of event that holds a piece of a reply; a role
+SAMPLING = struct.pack("<fff", 0.0, 1.0, 0.0) + b"\0\0"  # temperature, top_p, min_p, top_k, seed
 REPLY_TOKENS = 400
 
 
@@ -32,10 +32,6 @@ def varint(number: int) -> bytes:
 def text(value: str) -> bytes:
     data = value.encode()
     return varint(len(data)) + data
-
-
-def sampling(temperature: float, top_p: float, min_p: float, top_k: int, seed: int) -> bytes:
-    return struct.pack("<fff", temperature, top_p, min_p) + varint(top_k) + varint(seed)
 
 
 class Reader:
@@ -67,7 +63,7 @@ class Editor:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(str(path))
         self.stream = self.socket.makefile("rb")
-        self.send(varint(CREATE) + b"\0" + sampling(0.0, 1.0, 0.0, 0, 0))
+        self.send(varint(CREATE) + b"\0" + SAMPLING)  # no parent
         self.session = varint(self.receive(CREATED).varint())
 
     def send(self, message: bytes) -> None:
@@ -87,7 +83,7 @@ class Editor:
         self.receive(COMMITTED)
         self.send(varint(GENERATE) + self.session + varint(REPLY_TOKENS))
         while (event := self.receive(DELTA, GENERATED)) and self.kind == DELTA:
-            _id, _epoch, _time, kind = event.varint(), event.varint(), event.varint(), event.varint()
+            _id, _epoch, _time, kind = (event.varint() for _ in range(4))
             if kind == GENERATED_TEXT:
                 _tokens = [event.varint() for _ in range(event.varint())]
                 yield event.text()
@@ -95,5 +91,9 @@ class Editor:
 
 if __name__ == "__main__":
     home = Path(os.environ.get("SUPERFLUID_HOME") or Path.home() / ".superfluid")
-    for piece in Editor(home / "superfluid.sock").rewrite(sys.stdin.read(), " ".join(sys.argv[1:])):
+    try:
+        editor = Editor(home / "superfluid.sock")
+    except OSError as error:
+        sys.exit(f"no server answers in {home} ({error.strerror}): start one with `superfluid serve`")
+    for piece in editor.rewrite(sys.stdin.read(), " ".join(sys.argv[1:]) or "Correct the spelling."):
         print(piece, end="", flush=True)

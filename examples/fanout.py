@@ -1,6 +1,6 @@
 """One document, many questions: the document is read once, and forks of its session are asked all at once.
 
-    superfluid serve &
+    superfluid serve            # in another terminal, until it says "serving on"
     python examples/fanout.py README.md "What is this?" "How is it installed?"
 
 Every fork shares the document's tokens, so the server reads them once, and the answers are made side by side.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import trio
 
-from superfluid.client import AsyncClient, AsyncSession, Reply, Sampling
+from superfluid.client import AsyncClient, AsyncSession, ClientError, NotReached, Reply, Sampling
 
 QUESTIONS = ["What is it about, in one sentence?", "Who should read it?", "What is missing from it?"]
 
@@ -44,7 +44,10 @@ async def fan_out(client: AsyncClient, text: str, questions: list[str], max_toke
 
 
 async def main(arguments: argparse.Namespace) -> None:
-    text = arguments.document.read_text()
+    try:
+        text = arguments.document.read_text()
+    except (OSError, ValueError) as error:
+        sys.exit(f"{arguments.document} is not read: {error}")
     questions = arguments.question or QUESTIONS
     async with AsyncClient(arguments.socket) as client:
         replies = await fan_out(client, text, questions, arguments.max_tokens)
@@ -61,4 +64,11 @@ if __name__ == "__main__":
     parser.add_argument("question", nargs="*")
     parser.add_argument("--socket", type=Path, help="the server's session socket")
     parser.add_argument("--max-tokens", type=int, default=96)
-    trio.run(main, parser.parse_args())
+    failed: list[str] = []
+    try:
+        trio.run(main, parser.parse_args())
+    except* NotReached as error:
+        failed.append(f"{error.exceptions[0]}: start one with `superfluid serve`")
+    except* ClientError as error:  # such as a document that is longer than the model's window
+        failed.append(str(error.exceptions[0]))
+    sys.exit(failed[0] if failed else 0)

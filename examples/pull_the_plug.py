@@ -1,9 +1,10 @@
 """Kill a server in the middle of a reply, start it again, and let it finish the sentence.
 
-    python examples/pull_the_plug.py MODEL.gguf
+    python examples/pull_the_plug.py [MODEL.gguf]
 
-What a session's log holds is all there is to a session: the reply goes on where the log ends. The program shows that
-the continued reply is, token for token, the one of a run that was never cut: greedy, and sampled with a seed.
+It starts servers of its own, with sessions of their own. What a session's log holds is all there is to a session: the
+reply goes on where the log ends. The program shows that the continued reply is, token for token, the one of a run that
+was never cut: greedy, and sampled with a seed.
 """
 
 import argparse
@@ -88,6 +89,12 @@ def show(server: Server, name: str, sampling: Sampling, max_tokens: int) -> bool
     return same and continued[: len(kept)] == kept
 
 
+def demo_model() -> str:
+    """Where the demo model is; fetched on first use."""
+    pull = [sys.executable, "-m", "superfluid", "pull", "demo"]
+    return subprocess.run(pull, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
 def main(model: str, max_tokens: int) -> int:
     with tempfile.TemporaryDirectory(prefix="plug-") as home:
         server = Server(Path(home), model)
@@ -101,7 +108,7 @@ def main(model: str, max_tokens: int) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default="demo", help="a model file; the demo model without one")
+    parser.add_argument("model", nargs="?", help="a model file; the demo model without one")
     parser.add_argument("--max-tokens", type=int, default=200)
     arguments = parser.parse_args()
-    sys.exit(main(arguments.model, arguments.max_tokens))
+    sys.exit(main(arguments.model or demo_model(), arguments.max_tokens))
