@@ -69,7 +69,7 @@ async def serve(options: ServeOptions, daemon: Daemon, socket_path: Path) -> int
             await nursery.start(daemon.run, name="registry")
             for model in daemon.models:
                 if model.codec.notice:
-                    say(model.codec.notice)
+                    say(f"{model.name}: {model.codec.notice}")
             refuse_taken_socket(socket_path)
             await nursery.start(run_socket, daemon, socket_path, name="session-socket")
             say(f"serving on {socket_path}")

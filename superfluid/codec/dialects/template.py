@@ -47,7 +47,7 @@ class TemplateDialect(Dialect):
         self.append_stable = self._is_append_stable()
         self._openers = {thinking: self._learn_opener(thinking) for thinking in (None, True, False)}
         self._separator = self._learn_separator()
-        self.notice = "the model's chat template serves it" + (
+        self.notice = "its own chat template renders the prompts" + (
             ""
             if self.append_stable
             else "; it renders earlier turns anew as a conversation grows, so cached prefixes are not guaranteed and "
