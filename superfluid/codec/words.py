@@ -8,12 +8,13 @@ pre-tokenizers look no further than the text beside them: before white space and
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import accumulate, pairwise
 from string import ascii_letters, digits, punctuation
-from typing import TypeVar
+from threading import Lock
+from typing import Any, TypeVar
 
 from superfluid._native import ffi, lib
 from superfluid.codec.literals import literal_pattern
@@ -24,7 +25,7 @@ BLOCK = 8192  # characters of one native call. libllama's pre-tokenizers may rec
 GROUP = 4096  # bytes of unknown words that go into one call
 PARALLEL = 4  # texts from which threads share the work
 THREADS = min(4, os.cpu_count() or 1)
-REMEMBERED = 16384  # words of each of two generations
+REMEMBERED = 16384  # words in each of two generations, and what one call adds
 LONGEST_WORD = 64  # bytes: longer ones rarely come back
 SHORTEST_TEXT = 64  # characters: below this one plain call is quicker
 GLUE = b" a"  # a word that may follow and precede nearly any
@@ -55,7 +56,7 @@ class Cuts:
         self.pairs = pairs
         self.lead = lead
         self.lead_ids = list(lead_ids)
-        self._table = ffi.from_buffer(pairs)
+        self.table = ffi.from_buffer(pairs)  # the same, for native calls
         self._specials = literal_pattern(specials)
         self._longest_special = max(map(len, specials), default=0)
 
@@ -77,26 +78,27 @@ class Cuts:
         """Ids of a text that continues another."""
         return list(encode(self.lead + text)[len(self.lead_ids) :]) if text else []
 
-    def positions(self, text: bytes) -> list[int]:
-        """Offsets of the cuts in a UTF-8 text."""
+    def offsets(self, text: bytes) -> tuple[Any, int]:
+        """A native array with the offsets of the cuts in a UTF-8 text, and how many there are."""
         if not self.pairs or not text:
-            return []
+            return ffi.NULL, 0
         room = len(text) // 4 + 8
         while True:
             cuts = ffi.new("uint32_t[]", room)
-            count = lib.sf_word_cuts(self._table, text, len(text), cuts, room)
+            count = lib.sf_word_cuts(self.table, text, len(text), cuts, room)
             if count <= room:
-                return list(ffi.unpack(cuts, count)) if count else []
+                return cuts, count
             room = count
+
+    def positions(self, text: bytes) -> list[int]:
+        """Offsets of the cuts in a UTF-8 text."""
+        cuts, count = self.offsets(text)
+        return list(ffi.unpack(cuts, count)) if count else []
 
     def split(self, text: bytes) -> list[bytes]:
         """The words of a UTF-8 text."""
         edges = [0, *self.positions(text), len(text)]
         return [text[start:end] for start, end in pairwise(edges)]
-
-    def may_follow(self, word: bytes, other: bytes) -> bool:
-        """Whether there is a cut between two words of a split."""
-        return bool(self.pairs[word[-1] << 8 | other[0]])
 
     def blocks(self, text: str) -> list[str]:
         """`text` in parts of at most BLOCK characters where the vocabulary allows it. A part stays longer where it has
@@ -182,8 +184,8 @@ class WordEncoder:
         self._encode = encode
         self._cuts = cuts
         self._table = table
-        self._words: dict[bytes, array[int]] = {}
-        self._older: dict[bytes, array[int]] = {}
+        self._memory = ffi.gc(lib.sf_word_memory_new(), lib.sf_word_memory_free)
+        self._lock = Lock()  # of the memory
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, as one call would give them."""
@@ -191,96 +193,119 @@ class WordEncoder:
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text; what is not known of all of them is encoded together."""
-        split = [self._split(text) for text in texts]
-        known: dict[bytes, Sequence[int]] = {}
-        missing: list[bytes] = []
-        recent, older = self._words, self._older
-        for word in dict.fromkeys(word for words in split for word in words[1:-1]):
-            ids = recent.get(word)
-            if ids is None:
-                ids = older.get(word)
-                if ids is None:
-                    missing.append(word)
-                    continue
-                self._remember(word, ids)
-            known[word] = ids
-        if missing:
-            self._encode_missing(missing, known)
+        cut = [self._cut(text) for text in texts]
+        missing = dict.fromkeys(
+            word.text[start:end] for word in cut if word is not None for _, start, end in self._known(word)[1][1:-1]
+        )
+        long = self._encode_missing(missing)
         return [
-            self._joined(words, known) if len(words) > 1 else list(self._encode(text))
-            for text, words in zip(texts, split, strict=True)
+            list(self._encode(text)) if words is None else self._filled(words, long)
+            for text, words in zip(texts, cut, strict=True)
         ]
 
-    def _split(self, text: str) -> list[bytes]:
-        return self._cuts.split(text.encode("utf-8", "replace")) if len(text) >= SHORTEST_TEXT else []
+    def _cut(self, text: str) -> "_CutText | None":
+        """A text with its cuts; None for one that is encoded as it is."""
+        if len(text) < SHORTEST_TEXT:
+            return None
+        made = _CutText(text.encode("utf-8", "replace"), self._cuts)
+        return made if made.count else None
 
-    def _joined(self, words: Sequence[bytes], known: Mapping[bytes, Sequence[int]]) -> list[int]:
-        """The first word begins a text and the last ends one, so neither is another's in a text."""
-        out = list(self._encode(words[0].decode()))
-        for word in words[1:-1]:
-            out += known[word]
-        return out + self._following(words[-1])
+    def _known(self, words: "_CutText") -> tuple[Any, list[tuple[int, int, int]]]:
+        """The ids of a text's known words, and the gaps between them: ids before it, beginning, end in bytes. The
+        first word begins a text and the last ends one, so neither is another's in a text, and both are gaps."""
+        room = len(words.text)
+        ids = ffi.new("uint32_t[]", room)
+        gaps = ffi.new("uint32_t[]", 3 * (words.count + 1))
+        n_gaps = ffi.new("size_t *")
+        with self._lock:
+            lib.sf_words_known(
+                self._memory, words.text, len(words.text), words.offsets, words.count, ids, room, gaps, n_gaps
+            )
+        numbers = iter(ffi.unpack(gaps, 3 * n_gaps[0]))
+        return ids, list(zip(numbers, numbers, numbers, strict=True))
 
-    def _encode_missing(self, missing: Sequence[bytes], known: dict[bytes, Sequence[int]]) -> None:
-        """A word may follow another wherever there is a cut, so the missing ones are encoded as texts of many."""
-        groups: list[list[bytes]] = []
-        room = 0
+    def _filled(self, words: "_CutText", long: Mapping[bytes, Sequence[int]]) -> list[int]:
+        """Ids of a text whose words are known by now, but for those that are not remembered."""
+        ids, gaps = self._known(words)
+        out: list[int] = []
+        done = 0
+        for at, start, end in gaps:
+            if at > done:
+                out += ffi.unpack(ids + done, at - done)
+                done = at
+            word = words.text[start:end]
+            if start == 0:
+                out += self._encode(word.decode())
+            else:
+                out += long.get(word) or self._following(word)
+        return out
+
+    def _encode_missing(self, missing: Iterable[bytes]) -> dict[bytes, Sequence[int]]:
+        """Have unknown words remembered; the ids of those that are too long for that. A word may follow another
+        wherever there is a cut, so they are encoded as texts of many."""
+        short: list[bytes] = []
+        long: list[bytes] = []
         for word in missing:
-            group = groups[-1] if groups and len(word) <= room else []
-            joint = self._joint(group, word)
-            if joint is None:
-                group, joint = [], []
-            if not group:
-                groups.append(group)
-                room = GROUP
-            group += [*joint, word]
-            room -= len(word)
-        for group, ids in zip(groups, spread(self._following, list(map(b"".join, groups))), strict=True):
-            self._settle(group, ids, known)
+            (short if len(word) <= LONGEST_WORD else long).append(word)
+        if short:
+            with self._lock:
+                lib.sf_word_memory_turn(self._memory, REMEMBERED)
+            groups = list(self._groups(short))
+            for (text, ends), ids in zip(groups, spread(self._following, [text for text, _ in groups]), strict=True):
+                self._learn(text, ends, ids)
+        return dict(zip(long, spread(self._following, long), strict=True))
 
-    def _joint(self, group: Sequence[bytes], word: bytes) -> list[bytes] | None:
-        """What stands between a group and one word more; None when nothing joins them."""
-        may_follow = self._cuts.may_follow
-        if not group or may_follow(group[-1], word):
-            return []
-        return [GLUE] if may_follow(group[-1], GLUE) and may_follow(GLUE, word) else None
+    def _groups(self, words: Sequence[bytes]) -> "Iterator[tuple[bytes, array[int]]]":
+        """Texts of the words, and where each word of them ends."""
+        text = b"".join(words)
+        n = len(words)
+        ends = array("I", accumulate(map(len, words)))
+        out = ffi.new("uint8_t[]", len(text) + n * len(GLUE))
+        out_ends, counts = ffi.new("uint32_t[]", 2 * n), ffi.new("uint32_t[]", n)
+        found = lib.sf_words_pack(
+            self._cuts.table,
+            text,
+            ffi.from_buffer("uint32_t[]", ends),
+            n,
+            GLUE,
+            len(GLUE),
+            GROUP,
+            out,
+            out_ends,
+            counts,
+        )
+        at = first = 0
+        for count in ffi.unpack(counts, found):
+            word_ends = array("I", ffi.unpack(out_ends + first, count))
+            yield ffi.buffer(out + at, word_ends[-1])[:], word_ends
+            at += word_ends[-1]
+            first += count
 
     def _following(self, text: bytes) -> list[int]:
         return self._cuts.following(self._encode, text.decode())
 
-    def _settle(self, group: Sequence[bytes], ids: Sequence[int], known: dict[bytes, Sequence[int]]) -> None:
-        """Give each word of a group its part of the group's ids."""
-        spans = self._spans(group, ids) if len(group) > 1 else [ids]
-        if spans is None:
-            half = len(group) // 2
-            for part in (group[:half], group[half:]):
-                self._settle(part, self._following(b"".join(part)), known)
-            return
-        for word, span in zip(group, spans, strict=True):
-            known[word] = span
-            self._remember(word, span)
+    def _learn(self, text: bytes, ends: "array[int]", ids: Sequence[int]) -> None:
+        """Remember each word of a group by its part of the group's ids. Where their bytes do not tell the parts
+        (markers have none, some tokenizers rewrite text) the group is encoded in halves."""
+        packed = array("I", ids)
+        with self._lock:
+            told = lib.sf_words_learn(
+                self._memory, text, ffi.from_buffer("uint32_t[]", ends), len(ends),
+                ffi.from_buffer("uint32_t[]", packed), len(packed), self._table.data,
+                ffi.from_buffer("unsigned long[]", self._table.offsets), self._table.size,
+            )  # fmt: skip
+        if not told:
+            half = len(ends) // 2
+            at = ends[half - 1]
+            for part, part_ends in ((text[:at], ends[:half]), (text[at:], array("I", [e - at for e in ends[half:]]))):
+                self._learn(part, part_ends, self._following(part))
 
-    def _spans(self, group: Sequence[bytes], ids: Sequence[int]) -> list[Sequence[int]] | None:
-        """Each word's part of the ids; None where their bytes do not tell (markers have none, some tokenizers rewrite
-        text)."""
-        data, offsets = self._table.data, self._table.offsets
-        pieces = [data[offsets[token] : offsets[token + 1]] for token in ids]
-        if b"" in pieces or b"".join(pieces) != b"".join(group):
-            return None
-        index_at = dict(zip(accumulate(map(len, pieces)), range(1, len(ids) + 1), strict=True))
-        spans: list[Sequence[int]] = []
-        start = 0
-        for size in accumulate(map(len, group)):
-            end = index_at.get(size)
-            if end is None:
-                return None
-            spans.append(ids[start:end])
-            start = end
-        return spans
 
-    def _remember(self, word: bytes, ids: Sequence[int]) -> None:
-        if len(word) > LONGEST_WORD:
-            return
-        if len(self._words) >= REMEMBERED:
-            self._older, self._words = self._words, {}
-        self._words[word] = array("I", ids)
+class _CutText:
+    """A UTF-8 text and the offsets of its cuts."""
+
+    __slots__ = ("count", "offsets", "text")
+
+    def __init__(self, text: bytes, cuts: Cuts) -> None:
+        self.text = text
+        self.offsets, self.count = cuts.offsets(text)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -173,3 +174,15 @@ def test_markers_inside_words_stay_framing(tokenizer: GgufTokenizer) -> None:
     marker = next(iter(sorted(encoder.markers)))
     text = f"Some words, then {marker} and more of them. " * 40
     assert encoder.encode([framing(text)], at_start=False) == native(tokenizer, text)
+
+
+def test_what_is_forgotten_meanwhile_is_encoded_again(
+    tokenizer: GgufTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several threads on a memory of which every call forgets the older half."""
+    monkeypatch.setattr("superfluid.codec.words.REMEMBERED", 1)
+    shared = WordEncoder(partial(native, tokenizer), tokenizer.cuts, tokenizer.table)
+    texts = [" ".join(f"w{n * k} of {k}," for n in range(300)) + f" {'long' * 30} end" for k in range(1, 9)]
+    expected = [native(tokenizer, text) for text in texts]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(shared.encode, texts * 4)) == expected * 4

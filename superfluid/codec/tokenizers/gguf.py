@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from superfluid.codec.tokenizer import TokenBytes
 from superfluid.codec.utf8 import decode_utf8
-from superfluid.codec.words import BLOCK, Cuts, spread
+from superfluid.codec.words import BLOCK, Cuts, WordEncoder
 from superfluid.llama.vocab import ATTR_CONTROL, ATTR_UNUSED, ATTR_USER_DEFINED, Vocab
 
 
@@ -25,6 +25,7 @@ class GgufTokenizer:
         silent = ATTR_CONTROL | ATTR_UNUSED
         self.table = TokenBytes(b"" if a & silent else p for a, p in zip(attrs, vocab.pieces(), strict=True))
         self.cuts = Cuts.learn(self._plain, self.table, [text for _, text in self._special])
+        self._words = WordEncoder(self._bounded, self.cuts, self.table)
         around = vocab.encode("", add_special=True)
         leads = bool(around) and around[0] == self.bos
         self._before, self._behind = (around[:1], around[1:]) if leads else ([], around)
@@ -33,16 +34,22 @@ class GgufTokenizer:
         """Ids without what the family puts in front or behind."""
         return self.vocab.encode(text, add_special=False, parse_special=True)
 
+    def _bounded(self, text: str) -> list[int]:
+        """The same of a text of any length."""
+        if len(text) <= BLOCK:
+            return self._plain(text)
+        first, *rest = self.cuts.blocks(text)
+        ids = self._plain(first)
+        for block in rest:
+            ids += self.cuts.following(self._plain, block)
+        return ids
+
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; special strings parse, and what the family adds in front and behind is added. A run of more
         than BLOCK characters without a newline or without anything but white space may be cut inside a word."""
         if len(text) <= BLOCK:
             return self.vocab.encode(text, add_special=True, parse_special=True)
-        first, *rest = self.cuts.blocks(text)
-        ids = self._before + self._plain(first)
-        for following in spread(lambda block: self.cuts.following(self._plain, block), rest):
-            ids += following
-        return ids + self._behind
+        return self._before + self._words.encode(text) + self._behind
 
     def token_bytes(self, token: int) -> bytes:
         return self.table.of(token)
