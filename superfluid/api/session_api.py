@@ -74,7 +74,7 @@ class Connection:
             case api.AppendToolResultRequest(session, call_id, content):
                 return api.CommittedResponse(await sessions.append_tool_result(session, call_id, content))
             case api.ReadRequest(session, cursor):
-                return api.EventsResponse(sessions.read(session, cursor))
+                return api.EventsResponse(await sessions.read(session, cursor))
             case api.ListRequest():
                 return api.SessionsResponse(sessions.session_ids())
             case api.CancelRequest(session):
@@ -95,7 +95,7 @@ class Connection:
             case api.SetQosRequest(session, class_, invariant):
                 return api.CommittedResponse(await sessions.set_qos(session, class_, invariant))
             case api.InspectRequest(session):
-                return api.InspectionResponse(sessions.inspect(session))
+                return api.InspectionResponse(await sessions.inspect(session))
             case api.OpenToolCallsRequest(session):
                 return api.ToolCallsResponse(sessions.open_tool_calls(session))
             case api.LedgerRequest(session):

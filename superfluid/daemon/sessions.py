@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import trio
+
 from superfluid.codec.blocks import UnknownBlockKind, block_text
 from superfluid.codec.dialects.dialect import NoChatDialect
 from superfluid.codec.json_text import read_json
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 T = TypeVar("T")
 
+READ_AT_ONCE = 256  # events that are decoded without a break: a few milliseconds
 TOOLS_KEPT = 1024  # sessions whose tools are not read from the log again
 PER_MESSAGE = frozenset({"chatml", "atem", "raw"})  # dialects whose turns do not depend on what came before them
 
@@ -116,8 +119,15 @@ class Sessions:
             self._tools.popitem(last=False)
         return tools
 
-    def read(self, session: int, cursor: int) -> list[ev.Event]:
-        return self._store.session(session).events(cursor)
+    async def read(self, session: int, cursor: int) -> list[ev.Event]:
+        """Events from `cursor` on, to the last; other tasks have their turns while a long session is read."""
+        events: list[ev.Event] = []
+        while part := self._store.session(session).events(cursor + len(events), READ_AT_ONCE):
+            events += part
+            if len(part) < READ_AT_ONCE:
+                break
+            await trio.lowlevel.checkpoint()
+        return events
 
     def session_ids(self) -> list[int]:
         """Live sessions, ascending, archived ones too."""
@@ -132,7 +142,8 @@ class Sessions:
         live = sorted(self._store.live(), key=lambda session: session.id)
         return [session.summary() for session in live if include_archived or not session.archived]
 
-    def inspect(self, session: int) -> api.Inspection:
+    async def inspect(self, session: int) -> api.Inspection:
+        events = await self.read(session, 0)  # all there are now: nothing waits from here on
         found = self._store.session(session)
         return api.Inspection(
             summary=found.summary(),
@@ -146,7 +157,7 @@ class Sessions:
             open_tool_calls=self.open_tool_calls(session),
             tier=self._tier(session),
             tokens=found.tokens().tolist(),
-            events=found.events(),
+            events=events,
             wal_version=self._store.version,
             store_id=self._store.store_id,
         )

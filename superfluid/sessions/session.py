@@ -165,9 +165,10 @@ class Session:
             open_tool_calls=len(self.durable.open_calls),
         )
 
-    def events(self, cursor: int = 0) -> list[ev.Event]:
-        """Events with ids from `cursor` on, inherited ones included, read from the log."""
-        return self._read(cursor, self.durable.n_events)
+    def events(self, cursor: int = 0, most: int | None = None) -> list[ev.Event]:
+        """Events with ids from `cursor` on, inherited ones included, read from the log; `most` of them at most."""
+        end = self.durable.n_events
+        return self._read(cursor, end if most is None else min(end, cursor + most))
 
     def tokens(self) -> Stream:
         """The token stream: a read-only uint32 view that stays as it is when the session grows."""

@@ -37,7 +37,7 @@ async def test_calls_are_leased(tmp_path: Path, scripted_gguf: Callable[[str], P
         session, told, call = await called(model)
         assert ev.ToolUse in told
         assert ev.ToolLease not in told
-        leases = [event.body for event in model.sessions.read(session, 0) if isinstance(event.body, ev.ToolLease)]
+        leases = [event.body for event in await model.sessions.read(session, 0) if isinstance(event.body, ev.ToolLease)]
         assert [lease.call_id for lease in leases] == ([call] if lease_ms else [])
         if leases:
             assert 0 < leases[0].deadline_unix_ms - lease_ms <= now_unix_ms()

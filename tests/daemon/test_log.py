@@ -55,7 +55,7 @@ async def test_after_a_failed_sync_everything_is_refused_until_the_log_is_read_b
     disk.full = False
     await recovered(model)
     await model.sessions.append(session, "after", [])
-    texts = [getattr(event.body, "text", None) for event in model.sessions.read(session, 0)]
+    texts = [getattr(event.body, "text", None) for event in await model.sessions.read(session, 0)]
     assert [text for text in texts if text] == ["before", "after"]
     _, ended = await generate(model)
     assert ended.error_code is None
@@ -85,7 +85,7 @@ async def test_a_reply_under_way_ends_with_the_logs_error(
     disk.full = False
     await recovered(model)
     assert started.session is not None
-    kept = model.sessions.read(started.session, shown[0].event_id)
+    kept = await model.sessions.read(started.session, shown[0].event_id)
     assert kept[: len(shown)] == shown  # what was shown is there
     _, after = await generate(model)
     assert after.error_code is None

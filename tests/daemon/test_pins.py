@@ -50,7 +50,7 @@ async def test_a_pin_holds_a_lease_until_it_is_cleared_and_after_a_restart(
         await model.sessions.pin(third, 1)
     async with serving(tmp_path, path, NEVER) as model:
         assert await settled(model) == 0
-        assert model.sessions.inspect(first).pin_deadline_unix_ms > 0
+        assert (await model.sessions.inspect(first)).pin_deadline_unix_ms > 0
         await say(model, first, "still there?")
         assert await settled(model) == 1
         await model.sessions.purge(first, 0, ev.Descendants.Reroot)

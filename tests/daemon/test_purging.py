@@ -52,7 +52,7 @@ async def test_a_running_generation_is_cancelled_and_its_subscribers_end(
     assert events[-2].finish == ev.Finish.CANCELLED
     for session in (child, started.session):
         with pytest.raises(errors.PurgedSession):
-            model.sessions.read(session, 0)
+            await model.sessions.read(session, 0)
     await generate(model)  # it goes on
 
 

@@ -114,21 +114,23 @@ async def test_sessions_go_on_after_a_restart_as_if_uncut(tmp_path: Path, small_
         for name in SESSIONS:
             session = sessions[name] = await begin(model, name)
             await generate(model, session, FIRST)
-            assert model.sessions.inspect(session).tier == api.Parked(COVERED, 0)
+            assert (await model.sessions.inspect(session)).tier == api.Parked(COVERED, 0)
         assert model.metrics.parks_total["lossless"] == len(SESSIONS)
     for name in ("envelope", "payload", "short", "stale"):
         damage(folder / f"park/{sessions[name]}.park", name)
 
     async with serving(folder, small_gguf, ALWAYS) as model:
-        assert model.sessions.inspect(sessions["greedy"]).tier == api.Parked(COVERED, 0)
-        assert model.sessions.inspect(sessions["short"]).tier == api.Parked(COVERED, 0)  # only the engine can tell
+        assert (await model.sessions.inspect(sessions["greedy"])).tier == api.Parked(COVERED, 0)
+        assert (await model.sessions.inspect(sessions["short"])).tier == api.Parked(
+            COVERED, 0
+        )  # only the engine can tell
         warm = {name: (await generate(model, sessions[name], REST)).warm_prefix for name in SESSIONS}
         assert {name: tokens(model, sessions[name]) for name in SESSIONS} == uncut
         whole = dict.fromkeys(("greedy", "seeded"), COVERED)
         assert warm == {**dict.fromkeys(SESSIONS, 0), **whole}
         assert model.metrics.resumes_total == 2
         assert model.metrics.prefill_tokens_total == 2 + 4 * (COVERED + 1)
-        assert model.sessions.inspect(sessions["stale"]).tier == api.Parked(COVERED + REST, 0)
+        assert (await model.sessions.inspect(sessions["stale"])).tier == api.Parked(COVERED + REST, 0)
 
 
 async def test_sessions_park_by_default_at_a_drain(tmp_path: Path, small_gguf: Path) -> None:
@@ -136,7 +138,7 @@ async def test_sessions_park_by_default_at_a_drain(tmp_path: Path, small_gguf: P
         session = await begin(model, "greedy")
         await generate(model, session, FIRST)
         assert not (tmp_path / "park").exists()
-        assert model.sessions.inspect(session).tier == api.Parked(COVERED, 0)
+        assert (await model.sessions.inspect(session)).tier == api.Parked(COVERED, 0)
     assert [path.name for path in (tmp_path / "park").iterdir()] == [f"{session}.park"]
     async with serving(tmp_path, small_gguf, WORTH_ANYTHING) as model:
         assert (await generate(model, session, 4)).warm_prefix == COVERED

@@ -1,11 +1,11 @@
-"""The tools of a session are what types the arguments of its calls, whenever its model was started."""
+"""Sessions behind the API: their tools type calls whenever the model was started, and long ones are read in turns."""
 
 from typing import Any
 
 import trio
 
 from superfluid.daemon.model import Model
-from superfluid.daemon.sessions import read_tool
+from superfluid.daemon.sessions import READ_AT_ONCE, read_tool
 from superfluid.link import events as ev
 from tests.daemon.conftest import MakeModel
 
@@ -42,3 +42,27 @@ async def tools_of_lane(model: Model, session: int) -> list[dict[str, Any]]:
     model.sessions.cancel(session)
     await generation.collect()
     return list(tools)
+
+
+async def test_a_long_session_is_read_in_turns(mock_model: MakeModel, nursery: trio.Nursery) -> None:
+    model = mock_model()
+    await nursery.start(model.run)
+    session = await model.sessions.create(None, ev.GenParams())
+    bodies: list[ev.Body] = [ev.Appended(None, [n]) for n in range(3 * READ_AT_ONCE)]
+    await model.store.commit([(session, body) for body in bodies])
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as beside:
+        beside.start_soon(others)
+        inspection = await model.sessions.inspect(session)
+        beside.cancel_scope.cancel()
+    assert turns >= 2
+    assert [event.body for event in inspection.events[1:]] == bodies
+    assert await model.sessions.read(session, len(bodies)) == inspection.events[-1:]
+    assert await model.sessions.read(session, 1 << 63) == []
