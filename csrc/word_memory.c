@@ -22,20 +22,24 @@ struct generation {
 };
 
 struct sf_word_memory {
+    uint64_t seed;
     struct generation younger, older;
 };
 
 enum { FIRST_ENTRIES = 1024, FIRST_ROOM = 4096 };
 
-static uint64_t hash_of(const uint8_t *word, size_t length)
+/* Every bit of a word reaches every bit of its hash, and nobody who writes words knows the seed: words that all go to
+   one place cannot be made up. */
+static uint64_t hash_of(uint64_t seed, const uint8_t *word, size_t length)
 {
-    uint64_t hash = 0x9e3779b97f4a7c15u ^ length;
-    for (; length; ) {
+    uint64_t hash = seed ^ length;
+    while (length) {
         uint64_t part = 0;
         size_t taken = length < 8 ? length : 8;
         memcpy(&part, word, taken);
         hash = (hash ^ part) * 0xff51afd7ed558ccdu;
-        hash ^= hash >> 32;
+        hash = (hash ^ hash >> 33) * 0xc4ceb9fe1a85ec53u;
+        hash ^= hash >> 33;
         word += taken;
         length -= taken;
     }
@@ -108,7 +112,7 @@ static void put(struct generation *in, uint64_t hash, const uint8_t *word, size_
 /* The ids of a known word; NULL for another. */
 static const uint32_t *find(sf_word_memory *memory, const uint8_t *word, size_t length, size_t *n)
 {
-    uint64_t hash = hash_of(word, length);
+    uint64_t hash = hash_of(memory->seed, word, length);
     struct generation *younger = &memory->younger, *older = &memory->older;
     if (younger->count) {
         struct entry *entry = place(younger, hash, word, length);
@@ -135,7 +139,13 @@ static void forget(struct generation *in)
     memset(in, 0, sizeof *in);
 }
 
-sf_word_memory *sf_word_memory_new(void) { return calloc(1, sizeof(sf_word_memory)); }
+sf_word_memory *sf_word_memory_new(uint64_t seed)
+{
+    sf_word_memory *memory = calloc(1, sizeof *memory);
+    if (memory)
+        memory->seed = seed;
+    return memory;
+}
 
 void sf_word_memory_free(sf_word_memory *memory)
 {
@@ -237,7 +247,7 @@ int sf_words_learn(sf_word_memory *memory, const uint8_t *text, const uint32_t *
                    size_t n_ids, const uint8_t *data, const unsigned long *offsets, size_t n_tokens)
 {
     if (n == 1) {
-        put(&memory->younger, hash_of(text, ends[0]), text, ends[0], ids, n_ids);
+        put(&memory->younger, hash_of(memory->seed, text, ends[0]), text, ends[0], ids, n_ids);
         return 1;
     }
     if (!spells(text, ends, n, ids, n_ids, data, offsets, n_tokens))
@@ -247,7 +257,8 @@ int sf_words_learn(sf_word_memory *memory, const uint8_t *text, const uint32_t *
         at += offsets[ids[i] + 1] - offsets[ids[i]];
         if (at != ends[word])
             continue;
-        put(&memory->younger, hash_of(text + start, at - start), text + start, at - start, ids + first, i + 1 - first);
+        uint64_t hash = hash_of(memory->seed, text + start, at - start);
+        put(&memory->younger, hash, text + start, at - start, ids + first, i + 1 - first);
         start = at;
         first = i + 1;
         word++;

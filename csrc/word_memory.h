@@ -2,8 +2,8 @@
    younger. One caller at a time. */
 typedef struct sf_word_memory sf_word_memory;
 
-/* NULL without memory for it. */
-sf_word_memory *sf_word_memory_new(void);
+/* `seed` is any number, not known to those who write the texts. NULL without memory for it. */
+sf_word_memory *sf_word_memory_new(uint64_t seed);
 void sf_word_memory_free(sf_word_memory *memory);
 
 /* Begins a new generation, forgetting the older one, when the younger holds `room` words or more. */

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import accumulate, pairwise
+from random import getrandbits
 from string import ascii_letters, digits, punctuation
 from threading import Lock
 from typing import Any, TypeVar
@@ -184,7 +185,7 @@ class WordEncoder:
         self._encode = encode
         self._cuts = cuts
         self._table = table
-        self._memory = ffi.gc(lib.sf_word_memory_new(), lib.sf_word_memory_free)
+        self._memory = ffi.gc(lib.sf_word_memory_new(getrandbits(64)), lib.sf_word_memory_free)
         self._lock = Lock()  # of the memory
 
     def encode(self, text: str) -> list[int]:
