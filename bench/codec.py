@@ -94,7 +94,7 @@ def bench_document(tokenizer: GgufTokenizer, text: str) -> None:
     for size in (DOCUMENT // 2, DOCUMENT):
         part = text[: int(size * 400_000 / len(tokenizer.encode(text[:400_000])))]
         ids = tokenizer.encode(part)
-        row(f"encode: block by block, {len(ids)} tokens", measure(tokenizer.encode, [part] * 3))
+        row(f"encode: once more, {len(ids)} tokens", measure(tokenizer.encode, [part] * 3))
         encoders = [Encoder(tokenizer) for _ in range(3)]
         row("encode: word by word, cold", measure(Encoder.encode, encoders, [content(part)]))
         row("decode", measure(tokenizer.decode, [ids] * 3))
