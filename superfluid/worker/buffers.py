@@ -34,6 +34,11 @@ class Buffers:
         """All of a buffer; give it back with `give_back`. Raises EngineError -129."""
         return memoryview(self._get(buf_id).segment.buf)
 
+    def borrow_empty(self, buf_id: int) -> memoryview:
+        """All of a buffer that is about to be written. Raises EngineError -129."""
+        self._get(buf_id).segment.populate()
+        return self.borrow(buf_id)
+
     def borrow_sealed(self, buf_id: int) -> memoryview:
         """The sealed state at its start: envelope and payload. Raises EngineError -129, -124."""
         view = self.borrow(buf_id)

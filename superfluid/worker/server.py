@@ -291,10 +291,10 @@ class Server:
         engine = self._engine
         match op:
             case linkw.Snapshot():
-                view = self._buffers.borrow(op.buf_id)
+                view = self._buffers.borrow_empty(op.buf_id)
                 handle = engine.space_snapshot(op.sequence, op.space_id, op.boundary_pos, view, op.sizing_gen)
             case linkw.Demote():
-                view = self._buffers.borrow(op.buf_id)
+                view = self._buffers.borrow_empty(op.buf_id)
                 start, end = op.range.start, op.range.end
                 handle = engine.space_demote(op.sequence, op.space_id, start, end, op.encoding, view, op.sizing_gen)
             case linkw.Restore():

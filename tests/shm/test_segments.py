@@ -27,6 +27,15 @@ def test_two_mappings_are_one_memory() -> None:
         assert ours.buf[99] == 7
 
 
+def test_populating_changes_nothing() -> None:
+    with Segment.create("full", 1 << 20) as ours, Segment.attach(os.dup(ours.fd), 1 << 20) as theirs:
+        ours.buf[5000] = 7
+        theirs.populate()
+        assert theirs.buf[5000] == 7
+        theirs.buf[9000] = 8
+        assert ours.buf[9000] == 8
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only memfds can be sealed")
 def test_a_segment_cannot_be_resized_and_can_be_written() -> None:
     with Segment.create("sealed", 100) as ours:
