@@ -180,13 +180,18 @@ class Router:
     provisional text is always a prefix of what is committed.
     """
 
-    __slots__ = ("_ahead", "_ahead_text", "_splitter", "_text")
+    __slots__ = ("_ahead", "_ahead_text", "_make", "_splitter", "_text")
 
     def __init__(self, make: Callable[[], Splitter]) -> None:
+        self._make = make
         self._splitter = make()
         self._ahead = make()
         self._text = Utf8Stream()
         self._ahead_text = Utf8Stream()
+
+    def fresh(self) -> "Router":
+        """A router of the same lane that has seen no token yet."""
+        return Router(self._make)
 
     @property
     def channel(self) -> int:

@@ -112,16 +112,15 @@ class Calls:
         if self.withheld:
             written = [_written(use.body) for use in run.uses if isinstance(use.body, ToolUse)]
             return [], "".join(written or run.text)
-        uses = run.uses[:1] if self.only_one else run.uses
-        calls = [ToolCall(use.body.name, use.body.arguments) for use in uses if isinstance(use.body, ToolUse)]
+        calls = [ToolCall(use.body.name, use.body.arguments) for use in run.uses if isinstance(use.body, ToolUse)]
         verdict = run.reader.end(calls)
         run.waiting += verdict.fragments
-        entries = self._release(run, uses)
-        if verdict.unread:
-            self.broken = True
-        if verdict.unread or not calls:
+        entries = self._release(run, run.uses)
+        unread = 0 in verdict.unread if self.only_one else bool(verdict.unread)
+        self.broken |= unread
+        if unread or not calls:
             return entries, "".join(run.text)
-        for use, call in zip(uses, calls, strict=True):
+        for use, call in list(zip(run.uses, calls, strict=True))[: 1 if self.only_one else None]:
             self.broken |= not _is_json(call.arguments_json)
             self.read.append(_entry(len(self.read), self._of_event(use.event_id), call.name, call.arguments_json))
         return entries, ""

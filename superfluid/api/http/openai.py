@@ -186,6 +186,7 @@ class ChatAnswer:
             Reply(
                 served.tokenizer,
                 chat.choices.stop_filter(),
+                one.generation.job.router,
                 one.max_tokens,
                 want_logprobs=chat.want_logprobs,
                 calls=Calls(

@@ -11,9 +11,8 @@ from superfluid.api.http.calls import Calls, Entry
 from superfluid.api.http.refusals import ended_with_error
 from superfluid.codec.stops import StopStrings
 from superfluid.codec.tokenizer import Tokenizer
-from superfluid.codec.utf8 import Utf8Stream
 from superfluid.link.events import Channel, Event, Finish, Generated, ToolParseFailure, ToolUse
-from superfluid.scheduler.generation import Committed, Ended, Item, Provisional, TokenLogprob
+from superfluid.scheduler.generation import Committed, Ended, Item, Provisional, RouterLike, TokenLogprob
 
 CALL_STARTS = "{["  # how a call begins that stands without its markers
 IMPOSSIBLE = -9999.0  # what stands in JSON for a log probability of minus infinity
@@ -49,13 +48,14 @@ class Reply:
     """One choice. Give it every item of its generation; `complete` turns true when its lane need not go on.
 
     Text comes ahead of its commit (then the commits only add what was not shown yet), or with its logprobs at the
-    commit. `tokens` counts to the token that ended the reply, wherever the lane stopped behind it. `calls` none: the
-    reply has none (raw text). `whole_reply`: what looks like a call without its markers is kept back, and read at the
-    end; a demanded call keeps all text back.
+    commit. `tokens` counts to the token that ended the reply, wherever the lane stopped behind it: `router` routes the
+    lane's tokens once more to find it. `calls` none: the reply has none (raw text). `whole_reply`: what looks like a
+    call without its markers is kept back, and read at the end; a demanded call keeps all text back.
     """
 
     tokenizer: Tokenizer
     stops: StopStrings
+    router: RouterLike
     max_tokens: int
     want_logprobs: bool = False
     calls: Calls | None = None
@@ -74,7 +74,7 @@ class Reply:
     _counted: int = 0  # committed tokens
     _last_token: int | None = None  # the number of the token that ended the reply before its lane did
     _read: int = 0  # characters of committed text
-    _decoder: Utf8Stream = attrs.Factory(Utf8Stream)  # of that text, token by token
+    _again: RouterLike = attrs.Factory(lambda self: self.router.fresh(), takes_self=True)
     _waiting: deque[tuple[int, TokenLogprob]] = attrs.Factory(deque)  # by where in the text each token begins
     _drawn: int = 0  # bytes of text that tokens stand for
     _shown: int = 0  # bytes of text that were shown
@@ -150,10 +150,8 @@ class Reply:
 
     def _count(self, body: Generated) -> None:
         """Count a record's tokens; of the one in which a stop string ends, those up to its end."""
-        if self._last_token is None and self.stops.wanted and body.channel == Channel.TEXT:
-            end = None if self.stops.end is None else self.stops.end - self._read
-            used = self._tokens_to(body, end)
-            self._read += len(body.text)
+        if self._last_token is None and self.stops.wanted:
+            used = self._tokens_to_stop(body)
             if used is not None:
                 self._last_token = self._counted + used
         self._counted += len(body.span)
@@ -162,16 +160,18 @@ class Reply:
         elif self._last_token is not None:
             self.tokens = self._last_token
 
-    def _tokens_to(self, body: Generated, end: int | None) -> int | None:
-        """How many tokens of a record make the first `end` characters of its text; none when it has fewer."""
-        at = 0
+    def _tokens_to_stop(self, body: Generated) -> int | None:
+        """How many tokens of a record lead up to the end of the stop string; none when it does not end there."""
+        start = self._read
+        self._read += len(body.text) if body.channel == Channel.TEXT else 0
+        if self.stops.end is None or self._read < self.stops.end:
+            self._again.commit(body.span)
+            return None
         for n, token in enumerate(body.span, 1):
-            piece = self._decoder.feed(self.tokenizer.token_bytes(token))
-            if body.text.startswith(piece, at):  # else a marker, which is no text
-                at += len(piece)
-            if end is not None and at >= end:
+            start += sum(len(run.text) for run in self._again.commit([token]) if run.channel == Channel.TEXT)
+            if start >= self.stops.end:
                 return n
-        return len(body.span) if end is not None and len(body.text) >= end else None
+        return len(body.span)
 
     def _unshown(self, body: Generated) -> str:
         """A committed text without what was shown ahead of it."""

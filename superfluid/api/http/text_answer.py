@@ -44,7 +44,8 @@ class TextAnswer:
         self._want_logprobs = want_logprobs
         self._line = line
         self._replies = [
-            Reply(served.tokenizer, choices.stop_filter(), one.max_tokens, want_logprobs) for one in running.started
+            Reply(served.tokenizer, choices.stop_filter(), one.generation.job.router, one.max_tokens, want_logprobs)
+            for one in running.started
         ]
         self._echoed = [echoed[index // choices.n] if echoed else "" for index in range(len(self._replies))]
         self._offsets = [len(text.encode()) for text in self._echoed]  # of the next token in each choice's text

@@ -77,15 +77,16 @@ def run(
     whole_reply: bool = False,
     late: bool = False,
     choice: int = 0,
+    before: Sequence[int] = (),
 ) -> tuple[Reply, Made]:
     """One lane's reply: tokens cut into ticks, shown in rounds ahead of each tick's commit. `late`: every commit comes
-    a tick after its tokens were shown."""
-    router = codec.forced_router() if forced else codec.router()
+    a tick after its tokens were shown. `before`: tokens of the turn that the lane begins behind."""
+    router = codec.forced_router() if forced else codec.router(open_tokens=before)
     job = Job(1, [0], 10_000, router, want_provisional=stream, want_calls=stream, tools=TOOLS)
     generation = Generation(job, lambda _: None)
     ticket = Ticket(job, generation, 0, 0)
     calls = Calls(codec, TOOLS, one_call and not choice_none, forced, choice_none, choice)
-    reply = Reply(codec.tokenizer, StopStrings(list(stop)), 10_000, calls=calls, whole_reply=whole_reply)
+    reply = Reply(codec.tokenizer, StopStrings(list(stop)), router, 10_000, calls=calls, whole_reply=whole_reply)
     deltas: list[Delta] = []
     ids = itertools.count(5)
     held: list[Event] = []
@@ -277,7 +278,7 @@ def test_a_call_runs_ahead_of_its_tick_once_it_is_known() -> None:
     job = Job(1, [0], 99, JSON.router(), want_provisional=True, want_calls=True, tools=TOOLS)
     generation = Generation(job, lambda _: None)
     ticket = Ticket(job, generation, 0, 0)
-    reply = Reply(JSON.tokenizer, StopStrings([]), 99, calls=Calls(JSON, TOOLS))
+    reply = Reply(JSON.tokenizer, StopStrings([]), job.router, 99, calls=Calls(JSON, TOOLS))
 
     def show(text: str) -> list[Delta]:
         ticket.stream_out(tokens_of(JSON, text))
