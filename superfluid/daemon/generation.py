@@ -101,7 +101,8 @@ def _truncates(rung: SamplingRequest | SamplingRung) -> bool:
 
 @attrs.frozen
 class GenerateOptions:
-    """One generation as a route asks for it. `max_tokens` none fills the window; `logprobs` counts alternatives."""
+    """One generation as a route asks for it. `max_tokens` none fills the window; `logprobs` counts alternatives;
+    `thinking_budget` is the tokens a thought may take."""
 
     sampling: SamplingRequest = attrs.Factory(SamplingRequest)
     max_tokens: int | None = None
@@ -118,3 +119,4 @@ class GenerateOptions:
     grammar: tuple[str, str] | None = None
     tools: list[dict[str, Any]] = attrs.Factory(list)
     start_channel: int | None = None
+    thinking_budget: int | None = None

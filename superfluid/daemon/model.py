@@ -306,6 +306,8 @@ class Model:
                 batch_invariant=options.batch_invariant,
                 tools=options.tools,
                 turn_point=length - len(opener) if opener else None,
+                thinking_budget=options.thinking_budget,
+                thought_end=self.codec.close_reasoning() or [] if options.thinking_budget is not None else [],
             )
             started.append(Started(self.submit(job), session, length, limit))
         return started

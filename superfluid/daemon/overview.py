@@ -84,11 +84,11 @@ def _who(ticket: Ticket) -> str:
 def _progress(lane: Lane) -> str:
     ticket = lane.ticket
     if lane.finishing:
-        return f"ends after {counted(len(ticket.produced), 'token', 'tokens')}"
+        return f"ends after {counted(ticket.made, 'token', 'tokens')}"
     if lane.prefilling:
         return f"reads its prompt, {lane.prefilled} of {lane.prefill_end} tokens"
-    most = len(ticket.produced) + lane.left
-    return f"{len(ticket.produced)} of at most {counted(most, 'token', 'tokens')} made"
+    most = ticket.made + lane.left
+    return f"{ticket.made} of at most {counted(most, 'token', 'tokens')} made"
 
 
 def counted(number: int, one: str, many: str) -> str:

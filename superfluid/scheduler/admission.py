@@ -246,6 +246,6 @@ def admit_of(lane: Lane) -> linkw.LaneAdmit:
         logit_bias_handle=lane.bias,
         want_logprobs=job.logprobs is not None,
         top_logprobs=min(job.logprobs or 0, 20),
-        grammar_replay=replay if lane.grammar else 0,
+        grammar_replay=lane.ticket.held_before + replay if lane.grammar else 0,
         decode_replay=lane.replay,
     )

@@ -35,6 +35,11 @@ class RunLike(Protocol):
 class RouterLike(Protocol):
     """Routes one lane's tokens to channels and text (`superfluid.codec.codec.Router`)."""
 
+    @property
+    def channel(self) -> int:
+        """The channel that the committed tokens leave open."""
+        ...
+
     def provisional(self, tokens: list[int]) -> Sequence[tuple[int, str, bool]]:
         """(channel, text, whether a tool call ends with it), ahead of the commit."""
         ...
@@ -73,7 +78,8 @@ class Job:
     stream, before the opener. A job without a session, or a raw one, writes nothing to the log. `native`: its session
     is one of the session API's, which are resumed by id; `seed_chosen`: the client chose the seed. `fim`: a raw job
     that fills in a middle, whose state is kept nowhere. `observer` is told of all that commits while the caller reads
-    on, and of the end.
+    on, and of the end. A thought of `thinking_budget` tokens is ended by `thought_end`, the tokens that close it and
+    begin the answer.
     """
 
     session: int | None
@@ -99,6 +105,8 @@ class Job:
     native: bool = False
     seed_chosen: bool = False
     fim: bool = False
+    thinking_budget: int | None = None
+    thought_end: list[int] = attrs.Factory(list)
     observer: Callable[["Sequence[Event] | Ended"], None] | None = None
     tools: list[dict[str, Any]] = attrs.Factory(list)
 

@@ -108,6 +108,10 @@ class Harvest:
             batch.add(ticket, ticket.records(tokens, finish, last, codec), asked.read(tokens) if asked else None)
             if last:
                 lane.stop(finish)
+            elif ticket.thought_spent:
+                batch.add(ticket, ticket.end_thought())
+                lane.stop(Finish.NONE)
+                lane.preempted = True  # it goes on from there in a lane of its own
             if tokens:
                 self._time(ticket, count, len(plan.decodes), now)
 

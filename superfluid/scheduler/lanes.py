@@ -6,7 +6,16 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from superfluid.link.events import Body, Event, Finish, Generated, ToolParseFailure, ToolUse
+from superfluid.link.events import (
+    Body,
+    Channel,
+    Event,
+    Finish,
+    Generated,
+    GenerationPrompt,
+    ToolParseFailure,
+    ToolUse,
+)
 from superfluid.link.linkw import TokenRef
 from superfluid.scheduler.classes import Class
 from superfluid.scheduler.generation import CodecLike, Ended, Generation, Job
@@ -31,7 +40,8 @@ LEAST_TOKEN_SECONDS = 0.001
 class Ticket:
     """A job in the queue or in a lane, over all its admissions. `order` counts submissions.
 
-    `produced` are the tokens of this generation so far; `warm_prefix` the first admission's seed length.
+    `produced` are the tokens of this generation so far, since its thought was ended if it was; `made_before` counts
+    those ahead of that. `warm_prefix` is the first admission's seed length.
     """
 
     job: Job
@@ -39,6 +49,10 @@ class Ticket:
     order: int
     enqueued_tick: int
     produced: list[int] = attrs.Factory(list)
+    made_before: int = 0
+    held_before: int = 0  # tokens that a grammar has seen ahead of `produced`
+    reasoned: int = 0  # tokens of reasoning
+    thought_ended: bool = False  # and its lane is not gone yet
     requeued: bool = False
     cold: bool = False  # the engine could not hold it beside its own seed
     cancelled: bool = False
@@ -76,6 +90,11 @@ class Ticket:
     @property
     def stream_len(self) -> int:
         return len(self.job.stream) + len(self.produced)
+
+    @property
+    def made(self) -> int:
+        """Tokens of this generation so far."""
+        return self.made_before + len(self.produced)
 
     @property
     def left(self) -> int:
@@ -126,6 +145,8 @@ class Ticket:
             ending = Generated(run.span, run.text, run.channel, Finish.NONE)
             bodies.append(ending)
             self.channel = run.channel
+            if run.channel == Channel.REASONING:
+                self.reasoned += len(run.span)
             if run.channel == TOOL_CALL:
                 self.tool_text.append(run.text)
                 if run.closes:
@@ -143,6 +164,37 @@ class Ticket:
         if self.channel == TOOL_CALL and record.text:
             self.tool_text.append(record.text)
         return [record, *self._last_call(finish, codec)]
+
+    @property
+    def thought_spent(self) -> bool:
+        """A thought is open, and took all the tokens it may; it is ended once."""
+        job = self.job
+        return (
+            job.thinking_budget is not None
+            and self.reasoned >= job.thinking_budget
+            and job.router.channel == Channel.REASONING
+            and bool(job.thought_end)
+        )
+
+    def end_thought(self) -> list[Body]:
+        """End the open thought: its records. The generation goes on behind them once its lane is gone."""
+        router, end = self.job.router, self.job.thought_end
+        pending = router.flush()
+        bodies: list[Body] = [Generated([], pending, self.channel, Finish.NONE)] if pending else []
+        router.provisional([*self.produced[self.shown :], *end])  # the end is the server's: nobody is shown it
+        router.commit(end)
+        self.channel = router.channel
+        self.thought_ended = True
+        return [*bodies, GenerationPrompt(end)]
+
+    def go_on(self) -> None:
+        """Behind an ended thought: a job of what is left, whose input is all that was."""
+        end = self.job.thought_end
+        self.made_before += len(self.produced)
+        self.held_before += len(self.produced) + len(end)
+        self.job = attrs.evolve(self.job, stream=[*self.stream(), *end], max_tokens=self.left, turn_point=None)
+        self.produced, self.shown, self.uncounted, self._ids = [], 0, 0, None
+        self.thought_ended = False
 
     def _last_call(self, finish: int, codec: CodecLike) -> list[Body]:
         """The call that is open at the end; one that a cancel or a fault cut is dropped."""
@@ -173,7 +225,7 @@ class Ticket:
         fault: int | None = None,
     ) -> Ended:
         """The end this ticket's caller gets, with what was counted on the way."""
-        made = len(self.produced)
+        made = self.made
         later = made - self.first_tick_tokens
         spent = self.last_tick_end - self.first_tick_end
         return Ended(

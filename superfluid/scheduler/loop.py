@@ -390,7 +390,7 @@ class Scheduler:
 
     def _refuse(self, ticket: Ticket, end: NotAdmitted) -> None:
         """End a ticket that did not become a lane; one that ran before leaves a record of its end."""
-        if end.code is None and (ticket.produced or end.finish == Finish.LENGTH):
+        if end.code is None and (ticket.made or end.finish == Finish.LENGTH):
             batch = Batch()
             batch.add(ticket, ticket.ending_record(end.finish, self._codec))
             self._outbox.commit(batch)
@@ -588,6 +588,8 @@ class Scheduler:
             if ticket.cancelled:
                 self._refuse(ticket, NotAdmitted(Finish.CANCELLED))
             else:
+                if ticket.thought_ended:
+                    ticket.go_on()
                 ticket.requeued = True
                 self._queues.push_front(ticket)
             return

@@ -11,7 +11,7 @@ from superfluid.api.http.calls import Calls, Entry
 from superfluid.api.http.refusals import ended_with_error
 from superfluid.codec.stops import StopStrings
 from superfluid.codec.tokenizer import Tokenizer
-from superfluid.link.events import Channel, Event, Finish, Generated, ToolParseFailure, ToolUse
+from superfluid.link.events import Channel, Event, Finish, Generated, GenerationPrompt, ToolParseFailure, ToolUse
 from superfluid.scheduler.generation import Committed, Ended, Item, Provisional, RouterLike, TokenLogprob
 
 CALL_STARTS = "{["  # how a call begins that stands without its markers
@@ -146,6 +146,8 @@ class Reply:
                 self._count(body)
             elif isinstance(body, ToolUse | ToolParseFailure):
                 self._judge(event, body)
+            elif isinstance(body, GenerationPrompt):  # it ends a thought
+                self._again.commit(body.span)
         return deltas + self._run_over()
 
     def _count(self, body: Generated) -> None:
