@@ -1,7 +1,8 @@
 """One client of the session API, whatever carries it: each request becomes a call of the facade and its replies."""
 
 import logging
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Hashable
+from typing import Protocol
 
 import trio
 
@@ -16,13 +17,17 @@ from superfluid.link.events import Event, Generated
 from superfluid.observe.log import set_log_filter
 from superfluid.scheduler.generation import Committed, Ended, Failure
 from superfluid.sessions.errors import SessionError, StoreError
-from superfluid.sessions.subscriptions import Subscription
+from superfluid.sessions.subscriptions import Message, Subscription
 
 DRAINING = "generation failed: the server is stopping"
 
 log = logging.getLogger(__name__)
 
-Send = Callable[[api.Response], Awaitable[None]]
+
+class Send(Protocol):
+    """Sends responses in order, together where that is cheaper."""
+
+    def __call__(self, *responses: api.Response) -> Awaitable[None]: ...
 
 
 class Connection:
@@ -179,11 +184,8 @@ class Connection:
             try:
                 await self._send(api.SubscribedResponse(number))
                 task_status.started()
-                async for message in subscription:
-                    if isinstance(message, Event):
-                        await self._send(api.SubEventResponse(number, message))
-                    else:
-                        await self._send(api.SubProvisionalResponse(number, message.channel, message.text))
+                async for batch in subscription.batches():
+                    await self._send(*(followed(number, message) for message in batch))
                 await self._send(api.SubEndedResponse(number, subscription.reason or ""))
             finally:
                 self._sessions.unfollow(subscription)
@@ -198,6 +200,13 @@ class Connection:
             return
         subscription.close()
         await self._send(api.UnsubscribedResponse())
+
+
+def followed(number: int, message: Message) -> api.Response:
+    """How a subscription is told of what it follows."""
+    if isinstance(message, Event):
+        return api.SubEventResponse(number, message)
+    return api.SubProvisionalResponse(number, message.channel, message.text)
 
 
 def refusal(name: str, error: Exception) -> str:

@@ -88,10 +88,10 @@ async def serve_connection(daemon: Daemon, stream: trio.SocketStream) -> None:
     async with stream, trio.open_nursery() as nursery:
         requests, received = trio.open_memory_channel[Request](WAITING)
 
-        async def send(response: Response) -> None:
+        async def send(*responses: Response) -> None:
             try:
                 async with writing:
-                    await stream.send_all(frame(response))
+                    await stream.send_all(b"".join(map(frame, responses)))
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 nursery.cancel_scope.cancel()  # nobody reads: what runs for this client stops here
                 await trio.sleep_forever()

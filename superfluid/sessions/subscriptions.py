@@ -1,7 +1,8 @@
 """Who follows which session: committed events in commit order, previews ahead of them, bounded and never blocking."""
 
+import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 import attrs
@@ -11,6 +12,7 @@ from superfluid.link.events import Channel, Event, Finish, Generated
 
 MOST_BEHIND = 1024  # messages a subscriber may lag; past that it gets what is queued and ends
 
+MOST_AT_ONCE = 32  # messages that are read together
 CROWD = 16  # followers of one session from which on their previews are paced
 PREVIEWS_PER_SECOND = 2000
 """Messages with previews that a crowd is sent: longer texts less often, so that the lane it follows keeps its share of
@@ -49,11 +51,21 @@ class Subscription:
         self._send, self._receive = trio.open_memory_channel[Message](MOST_BEHIND)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        for event in self._backlog:
-            yield event
+        async for batch in self.batches():
+            for message in batch:
+                yield message
+
+    async def batches(self) -> AsyncIterator[Sequence[Message]]:
+        """What there is, a few messages at a time, as soon as there is any."""
+        for start in range(0, len(self._backlog), MOST_AT_ONCE):
+            yield self._backlog[start : start + MOST_AT_ONCE]
         self._backlog = []
         async for message in self._receive:
-            yield message
+            batch = [message]
+            with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
+                while len(batch) < MOST_AT_ONCE:
+                    batch.append(self._receive.receive_nowait())
+            yield batch
 
     def close(self) -> None:
         """End it as unsubscribed; what is queued can still be read."""

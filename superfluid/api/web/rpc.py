@@ -69,8 +69,8 @@ async def rpc(web: Web) -> Response:
         return json_response(postcard.to_json(api.ErrResponse(f"protocol: {name} needs a connection: use /web/ws")))
     replies: list[api.Response] = []
 
-    async def keep(reply: api.Response) -> None:
-        replies.append(reply)
+    async def keep(*responses: api.Response) -> None:
+        replies.extend(responses)
 
     async with trio.open_nursery() as nursery:
         await Connection(web.daemon, nursery, keep, client=RPC).handle(asked)

@@ -121,9 +121,9 @@ async def serve_websocket(
 
     async with trio.open_nursery() as nursery:
 
-        async def reply(response: api.Response) -> None:
-            text = events.reply(response)
-            await replies.put(text, len(text))
+        async def reply(*responses: api.Response) -> None:
+            for text in map(events.reply, responses):
+                await replies.put(text, len(text))
 
         async def read() -> None:
             while True:
