@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import trio
@@ -31,6 +32,15 @@ OnLaneEmit = Callable[[int, list[int]], None]
 M = TypeVar("M")
 
 
+@attrs.define
+class _Awaited:
+    """A request whose reply is not there yet."""
+
+    request: object
+    answered: trio.Event = attrs.Factory(trio.Event)
+    frame: Frame | None = None
+
+
 class WorkerLink:
     """A connected worker. Made by `open`; `run` must be running in a task while requests are made.
 
@@ -53,9 +63,7 @@ class WorkerLink:
         self._inbound = rings[RING_IN]
         self._outbound = rings[RING_OUT]
         self._requests = trio.Lock()
-        self._awaited = 0  # seq of the request under way
-        self._reply: Frame | None = None
-        self._replied = trio.Event()
+        self._awaited: dict[int, _Awaited] = {}  # by the seq of the request
         self._on_emit: OnLaneEmit | None = None
         self._gone: str | None = None
         self._unread = False  # the worker ended without reading the last request
@@ -139,15 +147,17 @@ class WorkerLink:
             why = f"the link to the worker broke: {error}"
         finally:
             self._gone = why
-            self._replied.set()
+            for awaited in self._awaited.values():
+                awaited.answered.set()
             self._state_ops.worker_gone(why)
         return why
 
     def _route(self, frame: Frame) -> None:
         if frame.correlation_id:
-            if frame.correlation_id == self._awaited:
-                self._reply = frame
-                self._replied.set()
+            awaited = self._awaited.pop(frame.correlation_id, None)
+            if awaited is not None:
+                awaited.frame = frame
+                awaited.answered.set()
             return
         try:
             message = decode_message(frame)
@@ -164,32 +174,39 @@ class WorkerLink:
     ) -> M:
         """Send a request, right after what `before` sends, and wait for its reply."""
         async with self._requests:
+            return await self._answer(await self._send(message, before), expected)
+
+    async def _send(self, message: object, before: Callable[[], Awaitable[None]] | None = None) -> "_Awaited":
+        """Send a request; nobody else may be sending one."""
+        if self._gone is not None:
+            raise WorkerGone(self._gone, unread=True)
+        ahead, self._unanswered = self._unanswered, []
+        try:
+            for unanswered in ahead:
+                await self._channel.send(unanswered)
+            if before is not None:
+                await before()
             if self._gone is not None:
                 raise WorkerGone(self._gone, unread=True)
-            self._reply = None
-            self._replied = trio.Event()
-            ahead, self._unanswered = self._unanswered, []
-            try:
-                for unanswered in ahead:
-                    await self._channel.send(unanswered)
-                if before is not None:
-                    await before()
-                self._awaited = self._channel.next_seq  # set first: the reply may be read before `send` returns
-                await self._channel.send(message)
-            except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
-                raise WorkerGone("the worker closed its link", unread=True) from error
-            with trio.CancelScope(shield=True):  # a reply left unread would answer the next request
-                await self._replied.wait()
-            frame = self._reply
-            if frame is None:
-                raise WorkerGone(self._gone or "the link was closed", unread=self._unread)
-            try:
-                reply = decode_message(frame)
-            except PostcardError as error:
-                raise LinkFault(f"the worker's reply does not decode: {error}") from error
-            if not isinstance(reply, expected):
-                raise LinkFault(f"the worker answered {type(reply).__name__} to {type(message).__name__}")
-            return reply
+            seq = self._channel.next_seq
+            awaited = self._awaited[seq] = _Awaited(message)  # first: the reply may be read before `send` returns
+            await self._channel.send(message)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
+            raise WorkerGone("the worker closed its link", unread=True) from error
+        return awaited
+
+    async def _answer(self, awaited: "_Awaited", expected: type[M]) -> M:
+        with trio.CancelScope(shield=True):  # what it brings must not be lost
+            await awaited.answered.wait()
+        if awaited.frame is None:
+            raise WorkerGone(self._gone or "the link was closed", unread=self._unread)
+        try:
+            reply = decode_message(awaited.frame)
+        except PostcardError as error:
+            raise LinkFault(f"the worker's reply does not decode: {error}") from error
+        if not isinstance(reply, expected):
+            raise LinkFault(f"the worker answered {type(reply).__name__} to {type(awaited.request).__name__}")
+        return reply
 
     # ---- the tick
 
@@ -236,11 +253,21 @@ class WorkerLink:
 
     async def sync(self, request: linkw.StateSyncReq) -> linkw.StateSyncOk:
         """A synchronous request; its `StateSyncOk` variant. Raises EngineRefused with the worker's status."""
-        result = await self._request(request, linkw.StateSyncRes)
-        if isinstance(result, linkw.StateSyncDone):
-            return result.ok
-        assert isinstance(result, linkw.StateSyncErr)
-        raise EngineRefused(result.status)
+        return _synced(await self._request(request, linkw.StateSyncRes))
+
+    async def begin(self, request: linkw.StateSyncReq) -> Callable[[], Awaitable[linkw.StateSyncOk]]:
+        """Send a synchronous request that may take long; what it brings is waited for with the function."""
+        async with self._requests:
+            awaited = await self._send(request)
+
+        async def answer() -> linkw.StateSyncOk:
+            return _synced(await self._answer(awaited, linkw.StateSyncRes))
+
+        return answer
+
+    def grammar_free(self, handle: int) -> None:
+        """Give a grammar back; it is sent ahead of the next request, and what is answered is not waited for."""
+        self._unanswered.append(linkw.FreeGrammarReq(handle))
 
     async def state_op(self, segment: Segment, make: Callable[[int], linkw.StateOp]) -> int:
         """Run the state operation that `make` makes of a buffer's id, with `segment` lent as that buffer, to its end.
@@ -273,6 +300,13 @@ class WorkerLink:
         for ring in self._rings.values():
             ring.close()
         self.control.close()
+
+
+def _synced(result: linkw.StateSyncRes) -> linkw.StateSyncOk:
+    if isinstance(result, linkw.StateSyncDone):
+        return result.ok
+    assert isinstance(result, linkw.StateSyncErr)
+    raise EngineRefused(result.status)
 
 
 def signed(code: int) -> int:

@@ -20,8 +20,8 @@ TRIES = 3  # workers that are asked before one lives long enough to answer
 
 
 class Grammars:
-    """Tries grammars on the worker. A lane's own grammar is made at its admission; what is tried here is freed in the
-    same step, so that nothing is held for a request that waits or leaves."""
+    """Tries grammars on the worker, while its ticks run. A lane's own is made at its admission, when the worker has it
+    ready; what is tried here is freed at once, so that nothing is held for a request that waits or leaves."""
 
     def __init__(self, scheduler: Scheduler, ensure_serving: Callable[[], Awaitable[None]]) -> None:
         self._scheduler = scheduler
@@ -58,22 +58,23 @@ class Grammars:
         return self._verdicts[key]
 
     async def _try(self, attempt: Attempt) -> int | None:
-        async def compile_and_free(link: EngineLink) -> int | None:
-            try:
-                made = await link.sync(create_grammar(attempt.kind, attempt.text))
-                assert isinstance(made, linkw.CreateGrammarOk)
-                await link.sync(linkw.FreeGrammarReq(made.grammar_handle))
-            except EngineRefused as refusal:
-                return refusal.status
-            except LinkFault:
-                return Status.RejectBadStruct
-            return None
+        async def begin(link: EngineLink) -> tuple[EngineLink, Callable[[], Awaitable[linkw.StateSyncOk]]]:
+            return link, await link.begin(create_grammar(attempt.kind, attempt.text))
 
         why = ""
         for _ in range(TRIES):
             await self._ensure_serving()
             try:
-                return await self._scheduler.side(compile_and_free)
+                with trio.CancelScope(shield=True):  # what is made is freed, whoever leaves meanwhile
+                    link, answer = await self._scheduler.side(begin)
+                    made = await answer()  # ticks run meanwhile
+                    assert isinstance(made, linkw.CreateGrammarOk)
+                    link.grammar_free(made.grammar_handle)
+                return None
+            except EngineRefused as refusal:
+                return refusal.status
+            except LinkFault:
+                return Status.RejectBadStruct
             except WorkerGone as gone:
                 why = gone.reason
         raise ModelFailed(f"the model's worker died while a grammar was compiled: {why}")

@@ -197,6 +197,11 @@ class Engine(ABC):
     def grammar_create_structural(self, tag_json: str) -> int:
         raise EngineError(Status.Unsupported, "grammar_create_structural")
 
+    def grammar_draft(self, kind: str, text: str) -> Callable[[], None] | None:
+        """Work for another thread ("schema" or "structural") behind which the grammar is made at once; None when
+        nothing of it takes long. Ticks may run meanwhile."""
+        return None
+
     def grammar_free(self, grammar: int) -> None:
         raise EngineError(Status.Unsupported, "grammar_free")
 

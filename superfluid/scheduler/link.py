@@ -1,6 +1,6 @@
 """What the scheduler needs of a worker: the Link W requests, and the errors they can end in (no I/O here)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -129,6 +129,15 @@ class EngineLink(Protocol):
 
     async def sync(self, request: linkw.StateSyncReq) -> linkw.StateSyncOk:
         """Raises EngineRefused."""
+
+    async def begin(self, request: linkw.StateSyncReq) -> Callable[[], Awaitable[linkw.StateSyncOk]]:
+        """Send a request that may take the worker long, and that it answers behind others then: ticks go on.
+
+        The function waits for the answer, and raises EngineRefused; to leave it would lose what was made.
+        """
+
+    def grammar_free(self, handle: int) -> None:
+        """Sent and forgotten; nothing happens once the worker is gone."""
 
     async def state_op(self, segment: Segment, make: Callable[[int], linkw.StateOp]) -> int:
         """Run the state operation that `make` makes of a buffer's id, with `segment` as that buffer, to its end.

@@ -4,6 +4,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import attrs
@@ -23,6 +24,7 @@ from superfluid.worker.sync import Desk
 
 PUMP_SECONDS = 0.005  # the longest between two pumps while something may be under way
 DRAIN_PAUSE = 0.001  # between two pumps of a drain
+DRAFT_SECONDS = 0.005  # how long a grammar may take that is waited for; longer ones are answered behind other requests
 SEED_TTL_MS = 1000  # means nothing; seeds live for ticks
 
 CLEAN = 0  # exit code of a link that the daemon closed
@@ -55,6 +57,13 @@ class _Received(NamedTuple):
     message: Any
 
 
+class _Draft(NamedTuple):
+    """A request that is answered once the work for it, on another thread, is done."""
+
+    received: _Received
+    work: Future[None]
+
+
 @attrs.define
 class _Loan:
     """An open state operation and the buffer it works on."""
@@ -85,6 +94,8 @@ class Server:
         self._open: dict[int, _Loan] = {}
         self._mem = linkw.MemCounters()
         self._kept: deque[_Received] = deque()  # frames that came while a transcription streamed
+        self._drafts: deque[_Draft] = deque()
+        self._drafting = ThreadPoolExecutor(1, "grammars")
         self._ended = False
         self._failure: LinkError | None = None  # what broke the link while a transcription streamed
         self._desk = Desk(engine, self._read_span, self._on_segment)
@@ -112,19 +123,22 @@ class Server:
         if not self._shake_hands():
             return CLEAN
         while True:
-            busy = self._open or self._engine.idle_work
+            busy = self._open or self._engine.idle_work or self._drafts
             if not self._kept and not self._channel.poll(PUMP_SECONDS if busy else None):
                 self._pump()
+                self._answer_drafts()
                 continue
             received = self._next()
             if received is None:
                 return CLEAN
             self._handle(received)
+            self._answer_drafts()
             if self._open or self._engine.idle_work:
                 self._pump()
 
     def close(self) -> None:
-        """Unmap the rings and the control words."""
+        """Unmap the rings and the control words; a grammar that is being compiled is waited for."""
+        self._drafting.shutdown(cancel_futures=True)
         for ring in self._rings.values():
             ring.close()
         if self._control is not None:
@@ -350,7 +364,18 @@ class Server:
         self._channel.send(linkw.Pong(len(self._open), self._mem), seq)
 
     def _answer(self, seq: int, request: linkw.StateSyncReq) -> None:
+        draft = self._desk.draft(request)
+        if draft is not None:
+            work = self._drafting.submit(draft)
+            if not wait([work], DRAFT_SECONDS).done:
+                self._drafts.append(_Draft(_Received(seq, request), work))
+                return
         self._channel.send(self._desk.answer(request), seq)
+
+    def _answer_drafts(self) -> None:
+        while self._drafts and self._drafts[0].work.done():
+            (seq, request), _ = self._drafts.popleft()
+            self._channel.send(self._desk.answer(request), seq)
 
     def _on_segment(self, segment: linkw.Segment) -> bool:
         """Send a segment; false when the daemon cancelled, left, or broke the link. Other frames wait their turn."""

@@ -31,6 +31,14 @@ class Desk:
         self.read_span = read_span
         self.on_segment = on_segment
 
+    def draft(self, request: linkw.StateSyncReq) -> Callable[[], None] | None:
+        """Work for another thread behind which `answer` takes no time; None when there is none."""
+        if isinstance(request, linkw.CreateGrammarReq):
+            return self.engine.grammar_draft("schema", request.json_schema)
+        if isinstance(request, linkw.CreateGrammarStructuralReq):
+            return self.engine.grammar_draft("structural", request.tag_json)
+        return None
+
     def answer(self, request: linkw.StateSyncReq) -> linkw.StateSyncRes:
         try:
             return linkw.StateSyncDone(_HANDLERS[type(request)](self, request))

@@ -1,5 +1,7 @@
 """Which grammar of a request is in force: tried on the worker before anything is queued, and nothing is left there."""
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 import trio
 import trio.testing
@@ -20,7 +22,7 @@ async def serving() -> None:
     await trio.lowlevel.checkpoint()
 
 
-def asked(link: MockLink) -> list[str]:
+def asked_of(link: MockLink) -> list[str]:
     return [type(request).__name__ for request in link.requests]
 
 
@@ -28,7 +30,7 @@ async def test_the_first_that_compiles_is_in_force(bench: Bench) -> None:
     async with bench.serving() as scheduler:
         grammars = Grammars(scheduler, serving)
         assert await grammars.choose(Constraint(attempts=(BROKEN, OTHER, GOOD), refusal="no")) is OTHER
-        assert asked(bench.link) == ["CreateGrammarReq", "CreateGrammarReq", "FreeGrammarReq"]
+        assert asked_of(bench.link) == ["CreateGrammarReq", "CreateGrammarReq", "FreeGrammarReq"]
         assert await grammars.choose(Constraint(attempts=(BROKEN, OTHER))) is OTHER
         assert len(bench.link.requests) == 3  # what was tried once is known
         assert await grammars.choose(Constraint(attempts=(BROKEN,))) is None  # an auto tag is left off
@@ -70,6 +72,31 @@ async def test_one_who_leaves_leaves_nothing(bench: Bench) -> None:
     assert made == freed
 
 
+async def test_ticks_run_while_a_grammar_is_compiled(bench: Bench) -> None:
+    asked, compiled = trio.Event(), trio.Event()
+    begin = bench.link.begin
+
+    async def begin_slowly(request: linkw.StateSyncReq) -> Callable[[], Awaitable[linkw.StateSyncOk]]:
+        answer = await begin(request)
+        asked.set()
+
+        async def answer_later() -> linkw.StateSyncOk:
+            await compiled.wait()
+            return await answer()
+
+        return answer_later
+
+    bench.link.begin = begin_slowly  # type: ignore[method-assign]
+    async with bench.serving() as scheduler, trio.open_nursery() as nursery:
+        grammars = Grammars(scheduler, serving)
+        nursery.start_soon(grammars.choose, Constraint(attempts=(GOOD,)))
+        await asked.wait()
+        _, _, end = await scheduler.submit(job(1, max_tokens=30)).collect()
+        assert end.tokens_generated == 30
+        compiled.set()
+    assert asked_of(bench.link) == ["CreateGrammarReq", "FreeGrammarReq"]
+
+
 async def test_a_worker_that_dies_is_followed_by_the_next(make_bench: MakeBench) -> None:
     first, second = make_bench.link(), make_bench.link()
     first.dead = "killed by signal 9"
@@ -84,7 +111,7 @@ async def test_a_worker_that_dies_is_followed_by_the_next(make_bench: MakeBench)
         nursery.start_soon(serve)
         grammars = Grammars(bench.scheduler, serving)
         assert await grammars.choose(Constraint(attempts=(GOOD,))) is GOOD
-        assert asked(second) == ["CreateGrammarReq", "FreeGrammarReq"]
+        assert asked_of(second) == ["CreateGrammarReq", "FreeGrammarReq"]
         nursery.cancel_scope.cancel()
 
 

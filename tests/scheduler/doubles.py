@@ -1,7 +1,7 @@
 """Doubles of the scheduler's neighbours: a link that drives a MockEngine in process, a store and a codec."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import attrs
@@ -165,6 +165,17 @@ class MockLink:
             case linkw.CacheEvictReq(target, policy):
                 return linkw.CacheEvictOk(self._ask(lambda: engine.cache_evict(target, policy)))
         raise NotImplementedError(type(request).__name__)
+
+    async def begin(self, request: linkw.StateSyncReq) -> Callable[[], Awaitable[linkw.StateSyncOk]]:
+        async def answer() -> linkw.StateSyncOk:
+            return await self.sync(request)
+
+        await self._alive()
+        return answer
+
+    def grammar_free(self, handle: int) -> None:
+        self.requests.append(linkw.FreeGrammarReq(handle))
+        self._ask(lambda: self.engine.grammar_free(handle))
 
     async def state_op(self, segment: Segment, make: Callable[[int], linkw.StateOp]) -> int:
         await self._alive()

@@ -1,6 +1,6 @@
 """The executor: an Engine over a runtime that only implements the primitives."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -219,6 +219,9 @@ class Executor(Engine):
 
     def grammar_create_structural(self, tag_json: str) -> int:
         return self._add_grammar(GrammarSlot(self._grammars.structural(tag_json)))
+
+    def grammar_draft(self, kind: str, text: str) -> Callable[[], None] | None:
+        return self._grammars.draft(kind, text)
 
     def grammar_free(self, grammar: int) -> None:
         slot = self._core.grammars.get(grammar)

@@ -6,6 +6,7 @@ Schemas are closed first (see `schemas`); structural tags are written out as a L
 
 import contextlib
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import cached_property
@@ -93,15 +94,16 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Compiles constraints over one vocabulary.
+    """Compiles constraints over one vocabulary. Several threads may.
 
     The index of its tokens is built by `prepare`, else for the first grammar, which then waits for it. The last `KEPT`
-    grammars are kept: agents send the same tools with every request.
+    grammars are kept, and refusals too: agents send the same tools with every request.
     """
 
     def __init__(self, vocabulary: Vocabulary | None) -> None:
         self._vocabulary = vocabulary
-        self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], Grammar | EngineError] = OrderedDict()
+        self._lock = threading.Lock()  # of what is kept
 
     def prepare(self) -> None:
         """Build the index now, if there can be grammars: a fifth of a second for 49 000 tokens, which no lane should
@@ -118,17 +120,31 @@ class GrammarCompiler:
         """A structural tag. Raises EngineError -127 (also for a format there is none of), -114."""
         return self._keep("structural", tag_json, self._structural)
 
+    def draft(self, kind: str, text: str) -> Callable[[], None] | None:
+        """Work behind which `kind` of this text is kept; None when it is."""
+        with self._lock:
+            if (kind, text) in self._kept:
+                return None
+
+        def compile_ahead() -> None:
+            with contextlib.suppress(EngineError):  # told again to who asks for it
+                (self.structural if kind == "structural" else self.schema)(text)
+
+        return compile_ahead
+
     def _keep(self, kind: str, text: str, make: Callable[[str], Grammar]) -> Grammar:
-        grammar = self._kept.get((kind, text))
-        if grammar is None:
-            try:
-                grammar = self._kept[kind, text] = make(text)
-            except (RecursionError, TypeError, ValueError) as error:  # whatever a client sent, the worker goes on
-                raise EngineError(Status.RejectBadStruct, f"the grammar does not compile: {error}") from None
+        with self._lock:
+            kept = self._kept.get((kind, text))
+        if kept is None:
+            kept = _made(make, text)
+        with self._lock:
+            self._kept[kind, text] = kept
+            self._kept.move_to_end((kind, text))
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        self._kept.move_to_end((kind, text))
-        return grammar
+        if isinstance(kept, EngineError):
+            raise EngineError(kept.status, kept.reason)
+        return kept
 
     def _schema(self, json_text: str) -> Grammar:
         vocabulary = self._usable()
@@ -176,6 +192,15 @@ class GrammarCompiler:
         made = LLTokenizer(TokenizerWrapper(speller), len(speller.tokens), sorted(vocabulary.eos), None)
         speller.spell = vocabulary.encode or made.greedy_tokenize
         return made
+
+
+def _made(make: Callable[[str], Grammar], text: str) -> Grammar | EngineError:
+    try:
+        return make(text)
+    except EngineError as error:
+        return error.with_traceback(None)
+    except (RecursionError, TypeError, ValueError) as error:  # whatever a client sent, the worker goes on
+        return EngineError(Status.RejectBadStruct, f"the grammar does not compile: {error}")
 
 
 class _Speller:
