@@ -1,6 +1,7 @@
 """Session events: the bodies of log records, which the session API carries unchanged (pure data, no I/O)."""
 
 from enum import IntEnum
+from typing import Annotated
 
 from superfluid.link.postcard import F32, U8, U32, U64, Choice, Tokens, message, variant
 
@@ -10,6 +11,10 @@ class Role(IntEnum):
     USER = 1
     ASSISTANT = 2
     TOOL = 3
+
+
+CHAT_ROLES = ", ".join(f"{role} {role.name.lower()}" for role in (Role.SYSTEM, Role.USER, Role.ASSISTANT))
+BLOCK_KINDS = "1 diff, 2 artifact, 3 citation, 4 progress, 5 diagnostic, 6 file reference, 7 image"
 
 
 class Channel(IntEnum):
@@ -59,7 +64,7 @@ class Drop(Edit):
 class Replace(Edit):
     from_: U64
     to: U64
-    role: U32
+    role: Annotated[int, "u32", CHAT_ROLES]
     text: str
 
 

@@ -124,7 +124,7 @@ def _struct_reader(cls: type[Any], fields: tuple[Field, ...]) -> Reader:
         arguments = []
         for key, of, optional in members:
             if key not in value and not optional:
-                raise PostcardError(f"{title} has no field {key!r}")
+                raise PostcardError(f"{title}.{key} is missing")
             try:
                 arguments.append(of(value.get(key)))
             except PostcardError as error:
@@ -162,9 +162,9 @@ def _newtype_reader(cls: type[Any]) -> Reader:
 
 def _reader(wire: Wire) -> Reader:
     match wire:
-        case Int(bits, signed):
+        case Int(bits, signed, values):
             low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
-            return lambda value: _integer(value, low, high)
+            return lambda value: _integer(value, low, high, values)
         case Bool():
             return lambda value: _typed(value, bool, "a boolean")
         case Float(bits):
@@ -201,9 +201,10 @@ def _typed(value: Any, kind: type[Any], what: str) -> Any:
     return value
 
 
-def _integer(value: Any, low: int, high: int) -> int:
+def _integer(value: Any, low: int, high: int, values: str = "") -> int:
     if type(value) is not int or not low <= value <= high:
-        raise PostcardError(f"an integer from {low} to {high} is wanted, not {_shown(value)}")
+        wanted = f"({values})" if values else f"from {low} to {high}"
+        raise PostcardError(f"an integer {wanted} is wanted, not {_shown(value)}")
     return value
 
 

@@ -69,10 +69,11 @@ def variant(name: str, *, newtype: bool = False) -> Callable[[type[C]], type[C]]
 
 @attrs.frozen
 class Int:
-    """A varint (zigzag when signed); of 8 bits, one byte."""
+    """A varint (zigzag when signed); of 8 bits, one byte. `values`: what its values mean, for who writes another."""
 
     bits: int
     signed: bool = False
+    values: str = attrs.field(default="", eq=False)
 
 
 @attrs.frozen
@@ -158,7 +159,11 @@ def wire_type(annotation: Any) -> Wire:
             inner = wire_type(args[0])
             assert isinstance(inner, Option), f"{annotation} must be an option"
             return Option(inner.item, may_be_missing=True)
-        return _TAGGED[args[1]]
+        wire = _TAGGED[args[1]]
+        if len(args) > 2:
+            assert isinstance(wire, Int), f"{annotation}: only integers have words for their values"
+            return attrs.evolve(wire, values=args[2])
+        return wire
     if origin in (typing.Union, types.UnionType) and len(args) == 2 and args[1] is types.NoneType:
         return Option(wire_type(args[0]))
     if origin is list:

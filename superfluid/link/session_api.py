@@ -6,10 +6,16 @@ JSON key without it.
 
 from typing import Annotated
 
-from superfluid.link.events import Descendants, Edit, Event, GenParams
+from superfluid.link.events import BLOCK_KINDS, CHAT_ROLES, Descendants, Edit, Event, GenParams, Role
 from superfluid.link.postcard import MAY_BE_MISSING, U8, U32, U64, Bytes16, Choice, Tokens, message, variant
 
 MAX_FRAME = 64 * 1024 * 1024
+
+ChatRole = Annotated[int, "u32", CHAT_ROLES]
+BlockRole = Annotated[int, "u32", f"{CHAT_ROLES}, {Role.TOOL} tool"]
+BlockKind = Annotated[int, "u32", BLOCK_KINDS]
+QosClass = Annotated[int, "u8", "0 interactive, 1 completion, 2 agent, 3 background"]
+Outcome = Annotated[int, "u8", "1 failed, 2 cancelled"]
 
 
 class Request(Choice):
@@ -32,7 +38,7 @@ class AppendRequest(Request):
 @variant("AppendMessage")
 class AppendMessageRequest(Request):
     session: U64
-    role: U32
+    role: ChatRole
     text: str
 
 
@@ -124,7 +130,7 @@ class PurgeRequest(Request):
 @variant("SetQos")
 class SetQosRequest(Request):
     session: U64
-    class_: U8
+    class_: QosClass
     batch_invariant: bool
 
 
@@ -151,8 +157,8 @@ class MetricsRequest(Request):
 @variant("AppendBlock")
 class AppendBlockRequest(Request):
     session: U64
-    role: U32
-    kind: U32
+    role: BlockRole
+    kind: BlockKind
     payload: str
 
 
@@ -180,7 +186,7 @@ class RequestToolCancelRequest(Request):
 class AppendToolOutcomeRequest(Request):
     session: U64
     call_id: U64
-    outcome: U8
+    outcome: Outcome
     note: str
 
 
@@ -198,7 +204,7 @@ class PutMediaRequest(Request):
 @variant("AppendImage")
 class AppendImageRequest(Request):
     session: U64
-    role: U32
+    role: ChatRole
     blob: str
     pre_text: str
     post_text: str

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import ClassVar
 
-from superfluid.link.events import Body
+from superfluid.link.events import BLOCK_KINDS, CHAT_ROLES, Body, Role
 
 
 class StoreError(Exception):
@@ -163,7 +163,7 @@ class UnknownRole(SessionError):
     code = "unknown_role"
 
     def __init__(self, role: int) -> None:
-        super().__init__(f"unknown message role {role}")
+        super().__init__(f"unknown message role {role}: a message takes {CHAT_ROLES}; a block {Role.TOOL} tool too")
 
 
 class InvalidTool(SessionError):
@@ -219,7 +219,7 @@ class UnknownBlockKind(SessionError):
     code = "unknown_block_kind"
 
     def __init__(self, kind: int) -> None:
-        super().__init__(f"unknown block kind {kind}")
+        super().__init__(f"unknown block kind {kind}: there are {BLOCK_KINDS}")
 
 
 class UnknownMedia(SessionError):

@@ -129,7 +129,9 @@ class TestSpans:
 
     def test_unknown_roles_and_kinds(self, desk: Desk) -> None:
         session = desk.create()
-        with pytest.raises(errors.UnknownRole, match="unknown message role 3"):
+        with pytest.raises(
+            errors.UnknownRole, match="unknown message role 3: a message takes 0 system, 1 user, 2 assistant"
+        ):
             rules.append_message(desk.store, session, 3, "x", [1], DIALECT)
         with pytest.raises(errors.UnknownRole):
             rules.append_block(desk.store, session, 4, 1, "{}", [1], DIALECT)
