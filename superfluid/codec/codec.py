@@ -272,11 +272,18 @@ class Codec:
         opener: Sequence[int] = (),
     ) -> Constraint:
         """The grammars of a chat request whose lane begins after `opener`. Raises ConstraintUnsatisfiable."""
-        lane = constraints.Lane(self.wire, self._frame(), self._harmony_tags, self._reasoning_close(opener))
         try:
-            return constraints.plan(lane, normalized_tools(tools), choice, parallel, response_format)
+            return constraints.plan(self._lane(opener), normalized_tools(tools), choice, parallel, response_format)
         except RecursionError:
             raise ConstraintUnsatisfiable("a schema is nested too deep") from None
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the model has a way of writing tool calls; without one, calls are not read from free replies."""
+        return self._lane().calls
+
+    def _lane(self, opener: Sequence[int] = ()) -> constraints.Lane:
+        return constraints.Lane(self.wire, self._frame(), self._harmony_tags, self._reasoning_close(opener))
 
     def _frame(self) -> tuple[str, str] | None:
         """The texts of the markers around a call, the second empty when it runs to the turn's end."""

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from superfluid.codec.codec import Codec
 from superfluid.codec.tokenizer import Tokenizer
 from superfluid.codec.tokenizers.errors import TokenizerError
 from superfluid.codec.tokenizers.source import open_tokenizer
+from superfluid.codec.toolcalls.constraints import NO_CALLS
 from superfluid.daemon.generation import GenerateOptions, Sampling, SamplingRung, settle
 from superfluid.daemon.grammars import Grammars
 from superfluid.daemon.host import EngineHost, Host
@@ -93,7 +95,9 @@ class Model:
         self.planned: Window = choose_window(config.max_context, facts.get("sizing"), config.max_batch)
         self.supervisor = Supervisor(self.name, self._spawn, metrics, respawns=config.in_process is None)
         self._threads = trio.CapacityLimiter(RENDER_THREADS)
+        self._tools_noted = False
         self._opened = trio.Event()  # the store is
+        self._examined = trio.Event()  # nothing is wrong with the model's files and the log
         self._ready = trio.Event()  # everything but the worker is
 
     store: Store
@@ -149,7 +153,7 @@ class Model:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._open, nursery, name=f"open:{self.name}")
-                await self.supervisor.run(self._when_opened, task_status)
+                await self.supervisor.run(self._when_opened, task_status, examined=self._examined.wait)
         finally:
             if self._opened.is_set():
                 self.store.close()
@@ -158,9 +162,12 @@ class Model:
         files = WatchedFiles()
         async with trio.open_nursery() as opening:
             opening.start_soon(self._open_codec, name=f"codec:{self.name}")
-            self.store = await trio.to_thread.run_sync(Store.open, self.config.store, files)
+            self.store = await trio.to_thread.run_sync(partial(Store.open, self.config.store, files, fenced=False))
             self._opened.set()
             self.keeper = await trio.to_thread.run_sync(Keeper.open, self.config.store, self.config.keep, self.metrics)
+        self._examined.set()
+        await self.supervisor.connected.wait()  # a start that fails leaves the sessions as they are
+        await trio.to_thread.run_sync(self.store.fence)
         await nursery.start(self.store.run, name=f"wal:{self.name}")
         nursery.start_soon(self._keep_log_open, files, name=f"log:{self.name}")
         await nursery.start(self.keeper.run, name=f"keeper:{self.name}")
@@ -258,8 +265,15 @@ class Model:
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], arguments: dict[str, Any]
     ) -> list[Body]:
         """A conversation as the records to commit, the generation prompt last. Raises the codec's refusals."""
+        self.note_tools(tools)
         rendered = await self.in_thread(self.codec.render, messages, tools, arguments)
         return list(rendered.bodies)
+
+    def note_tools(self, tools: Sequence[object]) -> None:
+        """Log, once, that tools were declared to a model that calls none."""
+        if tools and not self._tools_noted and not self.codec.calls_tools:
+            self._tools_noted = True
+            log.info("%s: a request declares tools, but %s: none will be called", self.name, NO_CALLS)
 
     def settle(self, options: GenerateOptions) -> Sampling:
         """Sampling of a request, filled up from the operator's flags and the model's published defaults."""

@@ -195,6 +195,7 @@ class Sessions:
 
     async def append_system(self, session: int, text: str | None, tools: list[str]) -> ev.Event:
         declared = [read_tool(index, tool) for index, tool in enumerate(tools)]
+        self._model.note_tools(declared)
         return await self._append_turn(
             session,
             lambda _: self._codec.system_span(text, declared),

@@ -113,9 +113,11 @@ def test_demanded_calls_hold_and_read_back(name: str, choice: ToolChoice, opened
     """Whatever the grammar of a demanded call lets through is read as a call of a declared tool, with its types."""
     codec = opened(name)
     if codec.wire.name in UNFORCED:
-        with pytest.raises(ConstraintUnsatisfiable, match="no tool-call grammar could be compiled"):
+        with pytest.raises(ConstraintUnsatisfiable, match="no tool-call grammar could be compiled") as refusal:
             codec.constraint(TOOLS, choice)
+        assert ("this model's template has no tool calls" in str(refusal.value)) is not codec.calls_tools
         return
+    assert codec.calls_tools
     constraint = codec.constraint(TOOLS, choice)
     assert constraint.refusal is not None
     assert constraint.one_call

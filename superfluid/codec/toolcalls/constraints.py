@@ -10,11 +10,12 @@ import attrs
 
 from superfluid.codec.conversation import compact
 from superfluid.codec.toolcalls.tags import HarmonyTags, Node, call_schema, call_tag, reasoned_answer, tools_of
-from superfluid.codec.toolcalls.wires import Llama3Wire, Wire
+from superfluid.codec.toolcalls.wires import Llama3Wire, RawWire, Wire
 
 Json = Any
 
 NO_GRAMMAR = "no tool-call grammar could be compiled for this model"
+NO_CALLS = "this model's template has no tool calls"
 CHOICE, FORMAT = "tool_choice", "response_format"  # the fields of a request that demand something
 NO_FORMAT = "the response_format could not be compiled to a grammar for this model"
 
@@ -100,6 +101,11 @@ class Lane:
     harmony: HarmonyTags | None
     reasoning_close: int | None
 
+    @property
+    def calls(self) -> bool:
+        """Whether the model has a way of writing calls."""
+        return self.frame is not None or not isinstance(self.wire, RawWire)
+
 
 def plan(
     lane: Lane, tools: Sequence[Mapping[str, Json]], choice: ToolChoice, parallel: bool, response_format: Json
@@ -127,7 +133,11 @@ def plan(
         schema = call_schema(lane.wire, declared)
         if schema is not None:
             attempts.append(Attempt("schema", compact(schema), holds_calls=True))
-        refused = f"{NO_GRAMMAR} (it writes calls on the wire {lane.wire.name})"
+        refused = (
+            f"{NO_GRAMMAR} (it writes calls on the wire {lane.wire.name})"
+            if lane.calls
+            else f"{NO_CALLS}; {NO_GRAMMAR}"
+        )
         if not lane.wire.forceable or not attempts:
             raise ConstraintUnsatisfiable(refused, CHOICE)
         refusal: str | None = refused
