@@ -70,8 +70,7 @@ class Editor:
         self.socket.sendall(struct.pack("<I", len(message)) + message)
 
     def receive(self, *expected: int) -> Reader:
-        (length,) = struct.unpack("<I", self.stream.read(4))
-        reader = Reader(self.stream.read(length))
+        reader = Reader(self.stream.read(*struct.unpack("<I", self.stream.read(4))))
         self.kind = reader.varint()
         if self.kind not in expected:
             sys.exit(reader.text() if self.kind == ERROR else f"unexpected answer {self.kind}")
@@ -97,3 +96,4 @@ if __name__ == "__main__":
         sys.exit(f"no server answers in {home} ({error.strerror}): start one with `superfluid serve`")
     for piece in editor.rewrite(sys.stdin.read(), " ".join(sys.argv[1:]) or "Correct the spelling."):
         print(piece, end="", flush=True)
+    print()

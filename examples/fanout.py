@@ -47,7 +47,7 @@ async def main(arguments: argparse.Namespace) -> None:
     try:
         text = arguments.document.read_text()
     except (OSError, ValueError) as error:
-        sys.exit(f"{arguments.document} is not read: {error}")
+        sys.exit(f"{arguments.document} is not read: {getattr(error, 'strerror', None) or error}")
     questions = arguments.question or QUESTIONS
     async with AsyncClient(arguments.socket) as client:
         replies = await fan_out(client, text, questions, arguments.max_tokens)

@@ -56,7 +56,7 @@ def test_pull_the_plug_with_a_large_vocabulary(tiny_gguf: Path) -> None:
 def test_the_editor_is_plain_python_in_under_100_lines(served: Callable[[str], Server], tmp_path: Path) -> None:
     (tmp_path / "superfluid.sock").symlink_to(served("plain").path)
     out = run("editor.py", "Be", "friendlier.", given="Dear sir,\n", isolated=True, home=tmp_path)
-    assert out == "Hello, world."
+    assert out == "Hello, world.\n"
     source = (EXAMPLES / "editor.py").read_text()
     assert len(source.splitlines()) < 100
     imported = {
