@@ -1,5 +1,6 @@
 """What all commands share: grouped help, errors in the program's words, hints for what was meant, exit codes."""
 
+import contextlib
 import math
 import os
 import sys
@@ -66,10 +67,14 @@ class Number(click.ParamType[float]):
         if self.low is None and self.high is None:
             return "a finite number"
         if self.high is None:
-            return f"at least {self.low:g}"
+            return f"at least {self._bound(self.low)}"
         if self.low is None:
-            return f"at most {self.high:g}"
-        return f"{self.low:g} to {self.high:g}"
+            return f"at most {self._bound(self.high)}"
+        return f"{self._bound(self.low)} to {self._bound(self.high)}"
+
+    def _bound(self, bound: float | None) -> str:
+        """A bound as it is typed: a whole number whole."""
+        return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 class Choice(click.ParamType[str]):
@@ -128,6 +133,10 @@ class Program(click.Group):
         who = "" if ctx.parent is None else f"{ctx.info_name} has "
         raise CommandError(f'{who}no {what} "{name}"{did_you_mean(name, self.list_commands(ctx))}', 2)
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which they were added."""
+        return list(self.commands)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Each command's first sentence, whole: click would cut it off to keep it on one line."""
         rows = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
@@ -179,7 +188,7 @@ def run(program: click.Command, arguments: Sequence[str], name: str = PROGRAM) -
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except CommandError as error:
-        say(str(error), name)
+        fail(str(error), name)
         return error.code
     except click.UsageError as error:
         say(usage_message(error), name)
@@ -193,7 +202,7 @@ def run(program: click.Command, arguments: Sequence[str], name: str = PROGRAM) -
         return 1
     except Exception as error:
         cause = _cause(error)
-        say(f"internal error: {type(cause).__name__}: {cause} ({_place(cause)})", name)
+        fail(f"internal error: {type(cause).__name__}: {cause} ({_place(cause)})", name)
         if TRACEBACKS.intersection(arguments):
             traceback.print_exception(error)
         return 1
@@ -215,6 +224,48 @@ def _place(error: BaseException) -> str:
 def say(message: str, name: str = PROGRAM) -> None:
     """One line on stderr, in the program's name."""
     click.echo(f"{name}: {message}", err=True)
+
+
+def aside(message: str) -> None:
+    """What helps to go on, dim on a terminal."""
+    click.echo(click.style(message, dim=True), err=True)
+
+
+class FirstStderr:
+    """Where stderr went before `--log-file` took it: a start that fails tells why there too."""
+
+    def __init__(self) -> None:
+        self._descriptor = -1
+
+    def keep(self) -> None:
+        self._descriptor = os.dup(2)
+
+    def write(self, line: str) -> None:
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._descriptor, f"{line}\n".encode(errors="replace"))
+
+    def let_go(self) -> None:
+        """The start is over: whoever reads it to its end is not kept waiting."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+first_stderr = FirstStderr()
+
+
+def fail(message: str, name: str = PROGRAM) -> None:
+    """Say why a command ends."""
+    say(message, name)
+    first_stderr.write(f"{name}: {message}")
+
+
+def reason(error: BaseException) -> str:
+    """What an error says, in words: of the system's, the file and what is wrong with it, without a number."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
 
 
 def usage_message(error: click.UsageError) -> str:

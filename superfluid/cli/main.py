@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import click
 
 from superfluid import __version__
-from superfluid.cli.command import HELP_FLAGS, Command, CommandError, Program, did_you_mean, run
+from superfluid.cli.command import HELP_FLAGS, Command, CommandError, Program, did_you_mean, fail, run
 from superfluid.cli.stop_signals import StoppedBeforeReady, stop_signals
 
 COMMANDS = {
     "serve": "Serve models over HTTP and the session socket",
     "chat": "Chat with a running server in the terminal",
-    "session": "Inspect sessions of a running server, compact those of a stopped one",
+    "session": "List, inspect and export sessions of a running server, compact those of a stopped one",
     "media": "Put media into a running server's pool, or clear it",
     "runtimes": "List the runtimes of this machine, or what serves a model",
     "runtime": "List the options of a runtime",
@@ -82,5 +82,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         sys.exit(run(program, words))
     except StoppedBeforeReady as stopped:
-        print(f"superfluid: {stopped} before the server was ready", file=sys.stderr)
+        fail(f"{stopped} before the server was ready")
         sys.exit(1)

@@ -22,8 +22,8 @@ from superfluid.cli.choosing import (
     choose_satellite,
     worker_options,
 )
-from superfluid.cli.command import HELP_FLAGS, CommandError, say
-from superfluid.cli.serve_flags import FLAGS
+from superfluid.cli.command import HELP_FLAGS, CommandError, first_stderr, reason, say
+from superfluid.cli.serve_flags import FIM_LANES, FLAGS
 from superfluid.cli.serve_options import ServeCommand, ServeOptions
 from superfluid.daemon.runtimes import RuntimeCatalog, RuntimeUnusable
 from superfluid.daemon.start import ServeLock, ServeLocked, make_private
@@ -37,6 +37,7 @@ from superfluid.sessions.shelve import shelve
 MAX_SOCKET_PATH = 108 if sys.platform == "linux" else 104  # bytes of a socket address, its NUL included
 LEAST_RATE = 0.001  # of --completion-rate that is on
 LEAST_PREFILL = 64  # a smaller --prefill-budget would not fill a step
+NO_FIM = "no model is given by --fim-model"
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")  # where --web may listen
 DESCRIPTORS = 1 << 16  # asked for; many systems give a process 1024
 OWNER_ALONE = 0o077  # whatever the server makes is for its owner
@@ -99,7 +100,7 @@ def start(options: ServeOptions) -> int:
     except RuntimeUnusable as error:
         raise CommandError(str(error), error.exit_code) from None
     except (ServeLocked, StoreError, OSError) as error:
-        raise CommandError(str(error), 1) from None
+        raise CommandError(reason(error), 1) from None
 
 
 def raise_descriptor_limit() -> None:
@@ -134,6 +135,7 @@ def check_contradictions(options: ServeOptions) -> None:
         host, _, port = options.web.rpartition(":")
         if host not in LOOPBACK or not re.fullmatch(r"\d{1,5}", port) or int(port) > 65535:
             raise CommandError(f'--web listens on loopback only: 127.0.0.1:<port>, got "{options.web}"', 2)
+    check_addresses(options)
     if options.max_context is not None and options.max_context != "auto" and not options.max_context.isdecimal():
         raise CommandError(f'--max-context expects a number or auto, got "{options.max_context}"', 2)
     if 0 < options.prefill_budget < LEAST_PREFILL:
@@ -144,8 +146,6 @@ def check_contradictions(options: ServeOptions) -> None:
         )
     if options.completion_rate and options.completion_burst < 1:
         raise CommandError(f"--completion-burst expects at least 1, got {options.completion_burst:g}", 2)
-    if options.fim_model is None and options.fim_max_context is not None:
-        say("--fim-max-context is ignored: no model is given by --fim-model")
     if options.park_lossy and options.park is False:
         raise CommandError("--park-lossy contradicts --no-park", 2)
     if options.park_lossy and options.kv_bits not in ("0", "16"):
@@ -153,11 +153,43 @@ def check_contradictions(options: ServeOptions) -> None:
     if options.sessions_cache and (options.park or options.park_lossy):
         raise CommandError("--sessions-cache contradicts --park and --park-lossy: its sessions end with the server", 2)
     check_names(options)
+    tell_ignored(options)
     try:
         LogFilter.parse(options.log_filter)
     except ValueError as error:
         say(f"--log-filter: {error}; using info")
         options.log_filter = "info"
+
+
+def check_addresses(options: ServeOptions) -> None:
+    """Refuse (2) two listeners at one address."""
+    http, web = options.address, options.web_address
+    if http is None or web is None or http[1] != web[1] or not http[1]:
+        return
+    names = {"localhost": "127.0.0.1"}
+    host, other = (names.get(name, name) for name in (http[0], web[0]))
+    every = {"0.0.0.0": "127.0.0.1", "::": other}  # what also takes the loopback address
+    if other in (host, every.get(host)):
+        shown = f"{http[0]}:{http[1]}"
+        raise CommandError(f"--web {options.web}: HTTP listens at {shown}; give --web another port", 2)
+
+
+def tell_ignored(options: ServeOptions) -> None:
+    """Say which flags do nothing because of another."""
+    no_http = "there is no HTTP listener with --no-http"
+    ignored = {
+        "--fim-max-context": (options.fim_max_context is not None and not options.fim_model, NO_FIM),
+        "--fim-max-batch": (options.fim_max_batch != FIM_LANES and not options.fim_model, NO_FIM),
+        "--web-origin": (options.web_origin and options.web is None, "the session API is on the web with --web only"),
+        "--host": (options.host and options.http, "--http says where HTTP listens"),
+        "--port": (options.port is not None and options.http, "--http says where HTTP listens"),
+        "--api-key": (options.api_key and options.no_http, no_http),
+        "--no-http-qos-header": (options.no_http_qos_header and options.no_http, no_http),
+        "--http-allow-batch-invariant": (options.http_allow_batch_invariant and options.no_http, no_http),
+    }
+    for flag, (given, why) in ignored.items():
+        if given:
+            say(f"{flag} is ignored: {why}")
 
 
 def check_names(options: ServeOptions) -> None:
@@ -200,9 +232,9 @@ def check_port(flag: str, host: str, port: int) -> None:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         taken = " (another process listens there)" if error.errno == errno.EADDRINUSE else ""
-        raise CommandError(
-            f"{flag} {host}:{port}: {os.strerror(error.errno) if error.errno else error}{taken}", 1
-        ) from None
+        unknown = isinstance(error, socket.gaierror) or not error.errno  # its number is none of the system's
+        why = error.strerror or error if unknown else os.strerror(error.errno or 0)
+        raise CommandError(f"{flag} {host}:{port}: {why}{taken}", 1) from None
 
 
 def check_classes(options: ServeOptions) -> None:
@@ -220,6 +252,7 @@ def redirect_stderr(path: str) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
         raise CommandError(f"--log-file {path}: {error.strerror}", 1) from None
+    first_stderr.keep()
     os.fchmod(descriptor, 0o600)
     os.dup2(descriptor, 2)
     os.close(descriptor)

@@ -6,6 +6,7 @@ from superfluid.cli.command import Choice, Number, Option
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8453
+FIM_LANES = 2  # of --fim-model
 KV_BITS = ("0", "4", "8", "16", "84")
 
 _AUTOMATIC = "the runtime and the scheduler do this by themselves"
@@ -223,7 +224,7 @@ FLAGS: list[click.Parameter] = [
         default=None,
         help="Always keep the state of finished sessions on disk; never; by default as far as it costs little.",
     ),
-    Option(["--park-lossy"], group="Sessions", is_flag=True, help="The same as --park, in 8 bits."),
+    Option(["--park-lossy"], group="Sessions", is_flag=True, help="Always keep that state, in 8 bits."),
     Option(
         ["--park-budget-gb"],
         group="Sessions",
@@ -319,7 +320,7 @@ FLAGS: list[click.Parameter] = [
         ["--fim-max-batch"],
         group="Fill-in-the-middle",
         type=Number(1, 256),
-        default=2,
+        default=FIM_LANES,
         metavar="N",
         help="Its decode lanes.",
     ),

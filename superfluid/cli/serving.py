@@ -1,23 +1,26 @@
 """The run of `superfluid serve`: from a daemon that is put together to its exit code."""
 
+import contextlib
 import gc
 import os
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
 import trio
 
 from superfluid.api.http.context import HttpSettings
+from superfluid.api.http.listener import CannotListen
 from superfluid.api.http.security import Access, is_loopback
 from superfluid.api.http.server import run_http
 from superfluid.api.socket import SocketTaken, run_socket
 from superfluid.api.web.checks import TOKEN_FILE
 from superfluid.api.web.server import run_web
-from superfluid.cli.command import say
+from superfluid.cli.command import CommandError, fail, first_stderr, reason, say
 from superfluid.cli.serve_options import ServeOptions
 from superfluid.cli.stop_signals import STOPPING, stop_signals
 from superfluid.codec.dialects.dialect import DialectRefused
@@ -56,7 +59,10 @@ def run(options: ServeOptions, daemon: Daemon, socket_path: Path) -> int:
 
 async def serve(options: ServeOptions, daemon: Daemon, socket_path: Path) -> int:
     """Serve until a signal drains the daemon; the exit code."""
-    configure_logging(options.log_filter, directory=Path(options.log_dir) if options.log_dir else None)
+    try:
+        configure_logging(options.log_filter, directory=Path(options.log_dir) if options.log_dir else None)
+    except OSError as error:
+        raise CommandError(f"--log-dir {options.log_dir}: {error.strerror or error}", FAILED) from None
     trio.lowlevel.current_task().name = "daemon"
     run = Run(options, daemon)
     failures: list[BaseException] = []
@@ -64,13 +70,13 @@ async def serve(options: ServeOptions, daemon: Daemon, socket_path: Path) -> int
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_signals, run, nursery.cancel_scope, name="signals")
             nursery.start_soon(keep_watchdog_quiet, name="watchdog")
+            refuse_taken_socket(socket_path)
             for model in daemon.everything:
                 announce(model)
             await nursery.start(daemon.run, name="registry")
             for model in daemon.models:
                 if model.codec.notice:
                     say(f"{model.name}: {model.codec.notice}")
-            refuse_taken_socket(socket_path)
             await nursery.start(run_socket, daemon, socket_path, name="session-socket")
             say(f"serving on {socket_path}")
             if options.address is None:
@@ -80,6 +86,7 @@ async def serve(options: ServeOptions, daemon: Daemon, socket_path: Path) -> int
             if options.web_address is not None:
                 await start_web(run, nursery)
             run.ready = stop_signals.served = True
+            first_stderr.let_go()
             settle_memory()
             notify("READY=1")
             await daemon.drain_started.wait()
@@ -89,8 +96,8 @@ async def serve(options: ServeOptions, daemon: Daemon, socket_path: Path) -> int
             limit_teardown(TEARDOWN_CUT if run.cut else TEARDOWN)
     except* (ModelFailed, StoreError, SocketTaken, OSError, DialectRefused) as group:
         failures = leaves(group)
-    for error in failures:
-        say(str(error))
+    for failure in failures:
+        fail(reason(failure))
     if failures:
         return REFUSED if all(isinstance(error, DialectRefused) for error in failures) else FAILED
     return OK if run.ready else FAILED
@@ -134,7 +141,8 @@ async def start_http(run: Run, nursery: trio.Nursery) -> None:
 
     async def http(task_status: trio.TaskStatus[int]) -> None:
         assert options.address is not None
-        await run_http(run.daemon, *options.address, access, settings, task_status)
+        with naming(options.address_flag):
+            await run_http(run.daemon, *options.address, access, settings, task_status)
         run.http_over.set()
 
     port = await nursery.start(http, name="http")
@@ -147,8 +155,22 @@ async def start_web(run: Run, nursery: trio.Nursery) -> None:
     assert options.web_address is not None
     host, port = options.web_address
     token_file = run.daemon.default.store.directory / TOKEN_FILE
-    port = await nursery.start(run_web, run.daemon, host, port, token_file, options.web_origin, name="web")
+
+    async def web(task_status: trio.TaskStatus[int]) -> None:
+        with naming("--web"):
+            await run_web(run.daemon, host, port, token_file, options.web_origin, task_status)
+
+    port = await nursery.start(web, name="web")
     say(f"api-web on http://{shown(host)}:{port} (token: {token_file})")
+
+
+@contextlib.contextmanager
+def naming(flag: str) -> Iterator[None]:
+    """An address that cannot be listened on is told with the flag that gave it."""
+    try:
+        yield
+    except CannotListen as error:
+        raise CannotListen(f"{flag} {error}") from None
 
 
 def shown(host: str) -> str:
@@ -194,7 +216,7 @@ async def watch_signals(
                 sys.stderr.write(task_page(run.daemon, trio.lowlevel.current_root_task()))
                 sys.stderr.flush()
             elif not run.ready:
-                say(f"{signal.Signals(number).name} before the server was ready")
+                fail(f"{signal.Signals(number).name} before the server was ready")
                 scope.cancel()
             elif run.daemon.draining:
                 run.stop.set()

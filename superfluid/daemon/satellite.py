@@ -26,6 +26,7 @@ class Satellite(Model):
             raise DialectRefused(f"--fim-model {self.config.path}: this model has no FIM dialect")
         config = SchedulerConfig(self.config.max_batch, settings=self._settings())
         self.scheduler = Scheduler(NoLog(), self.codec, config, self.metrics, self.name)
+        self._examined.set()
         self._ready.set()
 
     async def idle(self) -> None:

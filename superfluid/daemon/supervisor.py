@@ -52,7 +52,7 @@ class Life:
 class Supervisor:
     """Keeps one model's worker running. `spawn` starts a worker, `respawns` is false for one that starts but once.
 
-    `run` must be running. `record` and `window` are the last worker's.
+    `run` must be running. `record` and `window` are the last worker's; `connected`: the first worker has loaded.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Supervisor:
         self.window: int | None = None
         self.loaded = False
         self.retired: str | None = None
+        self.connected = trio.Event()
         self._spawn = spawn
         self._metrics = metrics
         self._respawns = respawns
@@ -103,11 +104,13 @@ class Supervisor:
         self,
         scheduler: Callable[[], Awaitable[SchedulerLike]],
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        *,
+        examined: Callable[[], Awaitable[None]],
     ) -> None:
         """Start worker after worker; started when the first serves.
 
-        The first worker loads while `scheduler` is still awaited. Raises ModelFailed when the first does not come to
-        serve.
+        The first worker loads while the model's files and log are still read, of which `examined` returns or raises
+        the end. Raises ModelFailed when the first does not come to serve.
         """
         tries = 0
         started: trio.TaskStatus[None] | None = task_status
@@ -116,7 +119,7 @@ class Supervisor:
             life = await self._live(scheduler, started)
             self.loaded = False
             if not life.served and started is not None:
-                await scheduler()  # what is wrong with the model's files is told first
+                await examined()  # what is wrong with the model's files is told first
                 raise ModelFailed(life.why)
             reload = self.retired is not None
             started = None
@@ -148,6 +151,7 @@ class Supervisor:
                     ended = await how_it_ended(host)
                     life = Life(str(gone) if host.running else ended, served=False)
                 else:
+                    self.connected.set()
                     life = await self._serve(link, host, await scheduler(), nursery, task_status)
                 nursery.cancel_scope.cancel()
         finally:

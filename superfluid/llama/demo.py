@@ -45,6 +45,11 @@ def demo_path(home: Path) -> Path:
     return home / "models" / MODEL_FILE
 
 
+def demo_is_here(home: Path) -> bool:
+    """Whether nothing has to be fetched."""
+    return _is_whole(demo_path(home))
+
+
 def demo_model(home: Path, offline: bool = False, progress: Progress | None = None) -> Path:
     """The demo model's file below `home`, fetched when it is not there yet.
 

@@ -102,10 +102,18 @@ class Store:
         self.buried = trio.Event()  # a session was purged; whoever compacts waits for it and puts a new one
 
     @classmethod
-    def open(cls, directory: Path, files: Files | None = None, clock: Callable[[], int] = now_unix_ms) -> "Store":
+    def open(
+        cls,
+        directory: Path,
+        files: Files | None = None,
+        clock: Callable[[], int] = now_unix_ms,
+        *,
+        fenced: bool = True,
+    ) -> "Store":
         """Open the store in `directory` (made when absent): lock it, replay its log and fence earlier owners.
 
-        Raises StoreLocked, StoreIdCorrupt, LogDamaged and LogIOError.
+        Not `fenced`: the caller does that, before anything is staged. Raises StoreLocked, StoreIdCorrupt, LogDamaged
+        and LogIOError.
         """
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -114,13 +122,13 @@ class Store:
             raise LogIOError(directory, f"the sessions directory cannot be used: {error}") from error
         store = cls(directory, files or Files(), clock, lock)
         try:
-            store._load()
+            store._load(fenced)
         except BaseException:
             lock.close()
             raise
         return store
 
-    def _load(self) -> None:
+    def _load(self, fenced: bool = True) -> None:
         try:
             self.store_id, minted = store_id.settle(self.path, self._files)
         except OSError as error:
@@ -134,12 +142,14 @@ class Store:
             replay(self, index)
             self._next_session = max(self._sessions, default=0) + 1
             self._next_session = max(self._next_session, int(index.session.max(initial=0)) + 1)
-            self._bump_epochs()
+            if fenced:
+                self.fence()
         except BaseException:
             self._wal.close()
             raise
 
-    def _bump_epochs(self) -> None:
+    def fence(self) -> None:
+        """Begin a new epoch of every live session, so that no earlier owner goes on. Raises LogIOError."""
         live = [session for _, session in sorted(self._sessions.items()) if session.durable.purged is None]
         base = self._wal.length
         data, sizes = records.bumps(

@@ -59,6 +59,12 @@ class Server:
                 seen = len(self.lines)
                 assert self._said.wait(LIMIT), f"{pattern!r} is not said:\n" + "\n".join(self.lines)
 
+    def ended(self) -> None:
+        """Wait for the end of its stderr."""
+        with self._said:
+            while not self.lines or self.lines[-1] != "":
+                assert self._said.wait(LIMIT), "\n".join(self.lines)
+
     def ready(self) -> "Server":
         self.port = int(self.said(r"openai api on http://\S+:(\d+)")[1])
         return self

@@ -76,6 +76,10 @@ def test_version(superfluid: RunCommand, words: tuple[str, ...]) -> None:
         (("serve", "--dialect", "x"), "superfluid: unknown dialect 'x' (chatml|atem|raw|template|auto)"),
         (("serve", "--no-http", "--port", "1"), "superfluid: --no-http contradicts --http, --host and --port"),
         (("serve", "--prefill-budget", "63"), "superfluid: --prefill-budget expects 0, or 64 to 4096, got 63"),
+        (("serve", "--port", "9", "--web", "127.0.0.1:9"), "superfluid: --web 127.0.0.1:9: HTTP listens at 127.0.0.1:9"),
+        (("serve", "--http", "0.0.0.0:9", "--web=localhost:9"), "superfluid: --web localhost:9: HTTP listens at 0.0.0"),
+        (("serve", "--web", "127.0.0.1:8453"), "superfluid: --web 127.0.0.1:8453: HTTP listens at 127.0.0.1:8453; give"),
+        (("chat", "--max-tokens", "0"), "superfluid: --max-tokens expects 1 to 4294967295, got 0\n"),
         (("serve", "--pull-branch", "x"), "superfluid: --pull-branch is an option of fetching a model by its id"),
         (("tasks", "--jsn"), "superfluid: tasks has no option --jsn (did you mean --json?)"),
         (("completion", "tcsh"), "superfluid: completion: Invalid value"),
@@ -90,6 +94,25 @@ def test_what_is_wrong_is_named_with_what_was_meant(
     assert done.err.startswith(message)
     told_how = f"Usage: superfluid {words[0]}" in done.err
     assert told_how == (words[0] in COMMANDS and words[0] != "serve")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--web-origin", "http://a"), "--web-origin is ignored: the session API is on the web with --web only"),
+        (("--http", "127.0.0.1:0", "--port", "7"), "--port is ignored: --http says where HTTP listens"),
+        (("--no-http", "--api-key", "k"), "--api-key is ignored: there is no HTTP listener with --no-http"),
+        (("--fim-max-batch", "3"), "--fim-max-batch is ignored: no model is given by --fim-model"),
+        (("--fim-max-context", "600"), "--fim-max-context is ignored: no model is given by --fim-model"),
+    ],
+)
+def test_a_flag_that_does_nothing_because_of_another_is_told(
+    superfluid: RunCommand, flags: tuple[str, ...], said: str
+) -> None:
+    port = () if {"--http", "--no-http"} & set(flags) else ("--port", "0")
+    done = superfluid("serve", "/not/there", *port, *flags)
+    assert done.code == 2
+    assert done.err == f"superfluid: {said}\nsuperfluid: /not/there: no such file or directory\n"
 
 
 def test_a_flag_before_any_command(superfluid: RunCommand) -> None:

@@ -27,10 +27,14 @@ GRACE = 1.0  # seconds for the server's own end, once no request is left
 DESCRIPTORS = "/dev/fd"  # this process's open descriptors, on Linux and macOS
 
 
+class CannotListen(OSError):
+    """An address cannot be bound; the message names it and says why."""
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket whose accepted connections drop a client that takes no byte for `UNREAD` seconds.
 
-    Raises OSError when the address cannot be bound.
+    Raises CannotListen.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -41,9 +45,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((host, port))
         listener.listen(BACKLOG)
-    except BaseException:
+    except OSError as error:
         listener.close()
-        raise
+        raise CannotListen(f"{host}:{port}: {error.strerror or error}") from None
     return listener
 
 

@@ -54,7 +54,7 @@ async def run_http(
     settings: HttpSettings,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Listen and serve until the daemon has drained; reports the bound port. Raises OSError when it cannot bind.
+    """Listen and serve until the daemon has drained; reports the bound port. Raises CannotListen.
 
     Cancelled, it ends the answers that still run with an error before it goes.
     """
