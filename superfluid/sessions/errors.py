@@ -163,7 +163,7 @@ class UnknownRole(SessionError):
     code = "unknown_role"
 
     def __init__(self, role: int) -> None:
-        super().__init__(f"unknown message role {role}: a message takes {CHAT_ROLES}; a block {Role.TOOL} tool too")
+        super().__init__(f"unknown message role {role} (known: {CHAT_ROLES}, and in blocks {Role.TOOL} tool)")
 
 
 class InvalidTool(SessionError):
@@ -219,7 +219,7 @@ class UnknownBlockKind(SessionError):
     code = "unknown_block_kind"
 
     def __init__(self, kind: int) -> None:
-        super().__init__(f"unknown block kind {kind}: there are {BLOCK_KINDS}")
+        super().__init__(f"unknown block kind {kind} (known: {BLOCK_KINDS})")
 
 
 class UnknownMedia(SessionError):

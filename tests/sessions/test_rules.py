@@ -130,7 +130,7 @@ class TestSpans:
     def test_unknown_roles_and_kinds(self, desk: Desk) -> None:
         session = desk.create()
         with pytest.raises(
-            errors.UnknownRole, match="unknown message role 3: a message takes 0 system, 1 user, 2 assistant"
+            errors.UnknownRole, match=r"unknown message role 3 \(known: 0 system, 1 user, 2 assistant, and"
         ):
             rules.append_message(desk.store, session, 3, "x", [1], DIALECT)
         with pytest.raises(errors.UnknownRole):

@@ -34,30 +34,52 @@ def head_of(command: str, folder: Path) -> str:
     return said
 
 
-def test_what_the_documentation_shows_works(site: Site, tmp_path: Path) -> None:
-    section = DOCS.read_text().split("## Over the web")[1].split("\n## ")[0]
+def run(kind: str, code: str, site: Site, folder: Path) -> str:
+    """What an example says; a shell's variables are there in the next one."""
+    shell = f"touch kept; . ./kept; {code}\ndeclare -p token session > kept 2> /dev/null; true"
+    command = ["bash", "-c", shell] if kind == "sh" else [sys.executable, "-c", code]
+    environment = os.environ | {"SUPERFLUID_HOME": str(site.token_file.parents[1])}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def blocks(title: str, site: Site) -> list[tuple[str, str]]:
+    """(language, code) of a section's examples, for this server."""
+    section = DOCS.read_text().split(f"## {title}")[1].split("\n## ")[0]
+    here = section.replace("http://127.0.0.1:8454", site.url).replace("http://127.0.0.1:3000", ORIGIN)
+    return BLOCK.findall(here)
+
+
+def test_what_the_documentation_shows_of_the_web_works(site: Site, tmp_path: Path) -> None:
+    site.session()  # nothing in the examples hangs on the numbers of sessions
     said: list[str] = []
-    for kind, code in BLOCK.findall(section):
-        here = code.replace("http://127.0.0.1:8454", site.url).replace("http://127.0.0.1:3000", ORIGIN)
-        here = here.replace("~/.superfluid", str(site.token_file.parents[1]))
-        if "Sec-WebSocket-Key" in here:
-            said.append(head_of(here, tmp_path))
-            continue
-        if kind == "python":  # it would follow for ever
-            here += "    if getattr(item, 'event_id', 0) == 5:\n        break\n"
-        command = ["bash", "-c", here] if kind == "sh" else [sys.executable, "-c", here]
-        environment = os.environ | {"SUPERFLUID_HOME": str(site.token_file.parents[1])}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT)
-        said.append(done.stdout)
-        assert kind == "sh" or done.returncode == 0, done.stderr
+    for kind, code in blocks("Over the web", site):
+        if "Sec-WebSocket-Key" in code:
+            said.append(head_of(code, tmp_path))
+        elif "follow" in code:  # it would follow for ever
+            stop = "            if getattr(item, 'event_id', 0) == 5:\n                break\n"
+            said.append(run(kind, code + stop, site, tmp_path))
+        else:
+            said.append(run(kind, code, site, tmp_path))
     credentials, rpc, stream, websocket, follow = said
     assert credentials == ""
     assert (tmp_path / "web.curl").stat().st_mode & 0o777 == 0o600
-    assert rpc.startswith('{"Created":{"session":1}}{"Committed":')
-    assert rpc.endswith('{"Sessions":{"ids":[1]}}')
+    assert rpc.startswith('{"Created":{"session":2}}\n{"Committed":')
+    assert rpc.endswith('{"Sessions":{"ids":[1,2]}}')
     assert stream.count('data: {"provisional"') >= 1
     assert 'data: {"done":{"tokens_generated":5,"finish":1,"warm_prefix":0}}' in stream
     assert stream.endswith("data: [DONE]\n\n")
     assert websocket.startswith("HTTP/1.1 101")
     assert "superfluid.v1" in websocket
     assert "Generated(span=" in follow
+
+
+def test_what_the_documentation_shows_of_the_client_works(site: Site, tmp_path: Path) -> None:
+    site.session()
+    (site.token_file.parents[1] / "superfluid.sock").symlink_to(site.server.path)
+    conversation, sampled, web = (run(kind, code, site, tmp_path) for kind, code in blocks("From Python", site))
+    assert conversation.startswith("Hello, world.\n Hello, world.\nHello, world.\n")
+    assert "system You are brief." in conversation
+    assert sampled.count("\n") == 2
+    assert web == "Hello, world.\n"
