@@ -55,8 +55,8 @@ async def test_a_long_session_is_read_in_turns(mock_model: MakeModel, nursery: t
     async def others() -> None:
         nonlocal turns
         while True:
-            await trio.lowlevel.checkpoint()
             turns += 1
+            await trio.lowlevel.checkpoint()
 
     async with trio.open_nursery() as beside:
         beside.start_soon(others)
