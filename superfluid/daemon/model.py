@@ -100,6 +100,7 @@ class Model:
         self._examined = trio.Event()  # nothing is wrong with the model's files and the log
         self._ready = trio.Event()  # everything but the worker is
 
+    window_flag = "--max-context"
     store: Store
     codec: Codec
     keeper: Keeper
@@ -121,6 +122,13 @@ class Model:
     def window(self) -> int:
         """Longest stream in tokens, as the last worker allowed."""
         return self.supervisor.window or self.planned.tokens
+
+    @property
+    def larger_window(self) -> str | None:
+        """The flag that would give a longer window, unless the model was trained for no more than it has."""
+        sizing = (self.config.runtime.report.get("model") or {}).get("sizing")
+        trained = sizing.get("trained_context", 0) if isinstance(sizing, dict) else 0
+        return None if trained and self.window >= trained else self.window_flag
 
     @property
     def runtime_id(self) -> str:

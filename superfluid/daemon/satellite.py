@@ -20,6 +20,8 @@ class NoLog:
 class Satellite(Model):
     """Supervised as any model; it has no sessions."""
 
+    window_flag = "--fim-max-context"
+
     async def _open(self, nursery: trio.Nursery) -> None:
         await self._open_codec()
         if self.codec.fim is None:

@@ -1,5 +1,6 @@
 """Admission: from a ticket to a lane that the next plan admits, seeded from the prefix cache where it can be."""
 
+import logging
 import struct
 from copy import copy
 from typing import Protocol
@@ -15,8 +16,10 @@ from superfluid.link.events import Finish
 from superfluid.observe.metrics import ModelMetrics
 from superfluid.scheduler.generation import Failure, Job
 from superfluid.scheduler.lanes import Lane, Source, Ticket
-from superfluid.scheduler.link import EngineLink, EngineRefused, LinkFault, Record, status_name
+from superfluid.scheduler.link import EngineLink, EngineRefused, LinkFault, Record, WorkerGone, status_name
 from superfluid.scheduler.seeds import Spaces
+
+log = logging.getLogger(__name__)
 
 SLOTS_PER_ADMISSION = 2
 """Inbound slots one admission may use: its prompt, and a resumed prefix."""
@@ -31,7 +34,7 @@ class ContextExceeded(ValueError):
     def __init__(self, length: int, limit: int) -> None:
         super().__init__(
             f"this model's maximum context length is {limit} tokens, but your request has {length} tokens; "
-            "shorten the prompt or serve the model with a larger --max-context"
+            "shorten it"
         )
         self.length, self.limit = length, limit
 
@@ -176,7 +179,7 @@ class Worker:
             return 0, 0, None
         try:
             offer = spaces.seed_length(await self.link.match(span), length, replay) if spaces.cached else 0
-            restored = await self.keeper.warm(self, ticket, offer) if self.keeper is not None else None
+            restored = await self._warm(ticket, offer)
             if restored is not None and restored.seed:
                 return restored.seed, restored.length, restored.source
             if restored is not None:
@@ -187,6 +190,18 @@ class Worker:
         except (EngineRefused, LinkFault):
             pass  # a cache is never needed: the prompt is prefilled
         return 0, 0, None
+
+    async def _warm(self, ticket: Ticket, offer: int) -> Restored | None:
+        if self.keeper is None:
+            return None
+        try:
+            return await self.keeper.warm(self, ticket, offer)
+        except (NotYet, WorkerGone, EngineRefused, LinkFault):
+            raise
+        except Exception:  # a job starts cold rather than not at all
+            log.exception("a kept state is not used")
+            ticket.given_up = True
+            return None
 
     async def _constraints(self, job: Job) -> tuple[int, int]:
         """Make a job's grammar and bias on the worker: their handles, 0 for none. Raises NotAdmitted."""

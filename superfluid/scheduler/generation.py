@@ -187,6 +187,7 @@ class Generation:
         self.notify: Callable[[], None] | None = None  # called at each new item, for one who reads several with `take`
         self._over = False  # Ended was put in
         self._closed = False  # nobody reads any more
+        self.ttft: float | None = None  # seconds from admission to the first token, as soon as there is one
 
     @property
     def ended(self) -> bool:

@@ -120,7 +120,7 @@ class Harvest:
             first = ticket.first_token_at
             if first is None:  # not streamed: the tick's end less the rounds after the first
                 first = now - (self._rates.round_seconds(lanes) or 0.0) * (count - 1)
-            ticket.ttft = max(first - ticket.admitted_at, 0.0)
+            ticket.ttft = ticket.generation.ttft = max(first - ticket.admitted_at, 0.0)
             ticket.first_tick_end, ticket.first_tick_tokens = now, count
             self._metrics.ttft_seconds.observe(ticket.ttft)
         ticket.last_tick_end = now

@@ -26,7 +26,7 @@ from superfluid.scheduler.planner import Plan, Situation, age, plan_tick, preemp
 from superfluid.scheduler.queue import Queues
 from superfluid.scheduler.rates import ADAPTIVE_START, Rates, adapt_budget
 from superfluid.scheduler.shared import SharedPrefixes, Verdict
-from superfluid.scheduler.side import SideOperation, SideOperations
+from superfluid.scheduler.side import SideOperation, SideOperations, contained
 from superfluid.scheduler.watchers import Sink, Watchers
 from superfluid.shm.ring import RingError
 
@@ -272,17 +272,20 @@ class Scheduler:
             self._preempt(worker)
             if self.pins.any or self.pins.due:
                 worker.staged = 0 if not any(lane.new for lane in self._lanes) else worker.staged
-                await self.pins.step(worker, self.ticks, self._pool)
+                with contained("the upkeep of pins"):
+                    await self.pins.step(worker, self.ticks, self._pool)
             await self._admit(worker, shared)
             if self._side:
                 await self._side.run_due(worker.link, self.ticks, self.settings.starvation_ticks, self._better_work)
             if self._lanes:
                 await self._outbox.room()
                 if self._keeper is not None:
-                    await self._keeper.before_retire(worker, self._lanes)
+                    with contained("a copy of a lane's state"):
+                        await self._keeper.before_retire(worker, self._lanes)
                 shared.set_points(self._lanes, self._queues)
                 await self._tick(worker, latency)
-                await shared.checkpoint(self._lanes)
+                with contained("a shared prefix"):
+                    await shared.checkpoint(self._lanes)
             else:
                 await trio.lowlevel.checkpoint()
 
@@ -367,12 +370,20 @@ class Scheduler:
                     continue
                 try:
                     if decision.verdict is Verdict.PUBLISH and decision.leader is not None:
-                        await shared.publish(decision.leader, decision.length)
+                        with contained("a shared prefix"):
+                            await shared.publish(decision.leader, decision.length)
                     lane = await worker.place(ticket, self._tags + 1)
                 except NotAdmitted as end:
                     self._refuse(ticket, end)
                 except NotYet:
                     held.append(ticket)
+                except WorkerGone:
+                    self._queues.push_front(ticket)
+                    raise
+                except Exception as error:  # one job's bug is not every job's end
+                    log.exception("a job is not admitted")
+                    why = f"internal error: {type(error).__name__}: {error}"
+                    self._refuse(ticket, NotAdmitted(Finish.ERROR, Failure.ADMIT_REFUSED, why))
                 except BaseException:
                     self._queues.push_front(ticket)
                     raise
@@ -527,6 +538,7 @@ class Scheduler:
         lane.streamed += tokens
         if ticket.first_token_at is None:
             ticket.first_token_at = trio.current_time()
+            ticket.generation.ttft = max(ticket.first_token_at - ticket.admitted_at, 0.0)
         sinks = self._watchers.sinks(ticket.job.session, self.ticks)
         if ticket.job.want_provisional or sinks:
             pieces = ticket.stream_out(tokens)

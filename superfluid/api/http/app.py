@@ -9,6 +9,7 @@ from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
+from superfluid.api.http.access_log import log_refusal
 from superfluid.api.http.errors import SERVER, ApiError, draining
 from superfluid.api.http.security import Access, bearer_token
 
@@ -22,6 +23,7 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 
 def error_response(error: ApiError) -> Response:
+    log_refusal(error.status, error.code)
     return json_response(error.envelope(), error.status, error.headers)
 
 

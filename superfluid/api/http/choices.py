@@ -50,6 +50,11 @@ class Running:
             generation.notify = None
             generation.cancel()
 
+    @property
+    def why_failed(self) -> str:
+        """The finish that the access log shows of an answer with an error: what the server's stop cut is no failure."""
+        return "error" if self._cut is None else "cancelled"
+
     def cut(self, reason: str) -> None:
         """End every choice now with an error: the server stops."""
         self._cut = reason

@@ -81,11 +81,11 @@ async def completions(api: Api) -> Response:
     served = await api.model(name)
     line = AccessLine.of_request(served.name, choices.stream)
     running = api.run()
-    with refusals(served.name):
+    with refusals(served.name, served.larger_window):
         prompts = [await served.in_thread(encode_prompt, part, served.tokenizer) for part in several(prompt)]
         for one in prompts:
             if len(one.span) > served.window:
-                raise context_length_exceeded(served.window, len(one.span))
+                raise context_length_exceeded(served.window, len(one.span), served.larger_window)
         for one in prompts:
             seeds = range(len(running.started), len(running.started) + choices.n)
             running.add(await served.begin_all([one], [with_seed(options, i) for i in seeds], raw=True))

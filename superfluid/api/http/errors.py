@@ -59,12 +59,12 @@ def wrong_type(field: str, expected: str, got: Any) -> ApiError:
     return ApiError(400, f"invalid request: {field} must be {expected}, got {shown}", param=field)
 
 
-def context_length_exceeded(limit: int, length: int) -> ApiError:
-    """A 400 with the two numbers that agents parse."""
+def context_length_exceeded(limit: int, length: int, larger: str | None) -> ApiError:
+    """A 400 with the two numbers that agents parse; `larger` is the flag that would give the model more, if one can."""
+    advice = "shorten the conversation" + (f", or serve with a larger {larger}" if larger else "")
     return ApiError(
         400,
-        f"this model's maximum context length is {limit} tokens, but your request has {length} tokens; "
-        "shorten the conversation, or serve with a larger --max-context",
+        f"this model's maximum context length is {limit} tokens, but your request has {length} tokens; {advice}",
         code="context_length_exceeded",
     )
 

@@ -71,7 +71,7 @@ async def fill_in(api: Api, name: str, fields: Fields) -> Response:
     running = api.run()
     fills: list[Fill] = []
     try:
-        with refusals(model.name):
+        with refusals(model.name, (fim.satellite or model).larger_window):
             for i in range(choices.n):
                 fills.append(await fim.begin(model, FimRequest(prefix, suffix, mode, with_seed(options, i))))
                 running.add([fills[-1].started])

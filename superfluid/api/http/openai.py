@@ -120,7 +120,7 @@ async def chat_completions(api: Api) -> Response:
     refuse_media(served, chat.media)
     line = AccessLine.of_request(served.name, chat.choices.stream)
     running = api.run()
-    with refusals(served.name):
+    with refusals(served.name, served.larger_window):
         bodies = await served.render(chat.messages, chat.tools, chat.template_arguments)
         check_window(served, bodies)
         constraint = served.codec.constraint(
@@ -153,7 +153,7 @@ def check_window(served: Model, bodies: list[Body]) -> None:
     """Raise ApiError 400 for a prompt that does not fit, the generation's opener included."""
     length = sum(len(getattr(body, "span", ())) for body in bodies)
     if length > served.window:
-        raise context_length_exceeded(served.window, length)
+        raise context_length_exceeded(served.window, length, served.larger_window)
 
 
 def usage_of(started: list[Started], replies: list[Reply]) -> Usage:
@@ -214,7 +214,7 @@ class ChatAnswer:
 
     def _write_line(self, status: int, finish: str) -> None:
         ends = [reply.ended for reply in self._replies if reply.ended is not None]
-        self._line.write(status, self._usage(), ends, finish)
+        self._line.write(status, self._usage(), self.running.started, ends, finish)
 
     # ---- whole
 
@@ -227,7 +227,7 @@ class ChatAnswer:
                     if reply.complete:
                         self.running.stop(index)
         except ApiError as error:
-            self._write_line(error.status, "error")
+            self._write_line(error.status, self.running.why_failed)
             raise
         finally:
             self._write_line(LEFT if any(reply.ended is None for reply in self._replies) else 200, self._finish())
@@ -271,7 +271,7 @@ class ChatAnswer:
                         if reply.complete:
                             self.running.stop(index)
                 except ApiError as error:
-                    self._write_line(error.status, "error")
+                    self._write_line(200, self.running.why_failed)  # which the client has read already
                     yield b"".join([*out, sse.event(error.frame()), sse.DONE])
                     return
                 if out:

@@ -17,8 +17,11 @@ REFUSED = {Failure.CONSTRAINT, Failure.EMPTY, Failure.CONTEXT}  # ends that are 
 
 
 @contextmanager
-def refusals(model: str) -> Iterator[None]:
-    """Turn refusals of codec, window and log into ApiErrors: all of it happens before an answer starts."""
+def refusals(model: str, larger_window: str | None = None) -> Iterator[None]:
+    """Turn refusals of codec, window and log into ApiErrors: all of it happens before an answer starts.
+
+    `larger_window` is the flag that would give the model more, if one can.
+    """
     try:
         yield
     except InvalidMessage as error:
@@ -32,7 +35,7 @@ def refusals(model: str) -> Iterator[None]:
     except ModelFailed as error:
         raise ApiError(503, str(error), kind=SERVER, retry_after=error.retry_after) from None
     except (StreamTooLong, ContextExceeded) as error:
-        raise context_length_exceeded(error.limit, error.length) from None
+        raise context_length_exceeded(error.limit, error.length, larger_window) from None
     except StoreError as error:
         raise ApiError(500, f"the session log could not be written: {error}", kind=SERVER) from error
 

@@ -79,7 +79,7 @@ class TextAnswer:
 
     def _write_line(self, status: int, finish: str) -> None:
         ends = [reply.ended for reply in self._replies if reply.ended is not None]
-        self._line.write(status, self._usage(), ends, finish)
+        self._line.write(status, self._usage(), self._running.started, ends, finish)
 
     def _finish(self) -> str:
         first = self._replies[0]
@@ -94,7 +94,7 @@ class TextAnswer:
                     if reply.complete:
                         self._running.stop(index)
         except ApiError as error:
-            self._write_line(error.status, "error")
+            self._write_line(error.status, self._running.why_failed)
             raise
         finally:
             self._write_line(LEFT if any(reply.ended is None for reply in self._replies) else 200, self._finish())
@@ -125,7 +125,7 @@ class TextAnswer:
                         if reply.complete:
                             self._running.stop(index)
                 except ApiError as error:
-                    self._write_line(error.status, "error")
+                    self._write_line(200, self._running.why_failed)  # which the client has read already
                     yield b"".join([*out, sse.event(error.frame()), sse.DONE])
                     return
                 if out:

@@ -11,6 +11,7 @@ import trio
 from quart import Response, request
 
 from superfluid.api.http import sse
+from superfluid.api.http.access_log import log_refusal
 from superfluid.api.http.app import json_response, read_body
 from superfluid.api.http.requests import on_end
 from superfluid.api.session_api import Connection, ended, refusal
@@ -43,6 +44,7 @@ class Web:
 
 
 def refusal_response(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    log_refusal(status, None)
     return json_response({"Err": {"message": message}}, status, headers)
 
 

@@ -4,12 +4,15 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import openai
 import pytest
 from openai import OpenAI
 
+from superfluid.daemon.model import Model
+from superfluid.observe.metrics import ModelMetrics
 from tests.api.http.conftest import call
-from tests.api.http.listening import Site
+from tests.api.http.listening import WINDOW, Site
 
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
@@ -347,6 +350,17 @@ def test_the_window_refusal_has_both_numbers(client: OpenAI) -> None:
         client.chat.completions.create(model="scripted-plain", messages=[{"role": "user", "content": "x" * 5000}])
     assert refused.value.code == "context_length_exceeded"
     assert "this model's maximum context length is 4096 tokens, but your request has 5019 tokens" in str(refused.value)
+
+
+@pytest.mark.parametrize(("trained", "advised"), [(WINDOW, False), (2 * WINDOW, True), (None, True)])
+def test_a_larger_window_is_advised_where_there_is_one(site: Site, trained: int | None, advised: bool) -> None:
+    """A runtime that does not say what a model was trained for leaves it open."""
+    report = site.model.config.runtime.report
+    sizing = None if trained is None else {"trained_context": trained}
+    runtime = attrs.evolve(site.model.config.runtime, report=report | {"model": report["model"] | {"sizing": sizing}})
+    model = Model(attrs.evolve(site.model.config, runtime=runtime, max_context=WINDOW), ModelMetrics())
+    assert model.window == WINDOW
+    assert (model.larger_window == "--max-context") is advised
 
 
 def test_a_json_object_is_held(site: Site) -> None:

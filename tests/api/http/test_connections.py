@@ -402,3 +402,37 @@ async def test_one_line_per_request_that_generated(
     )
     for line, (kind, made) in zip(lines, (("", 5), (r" \(stream\)", 5), ("", 15)), strict=True):
         assert re.fullmatch(pattern % (kind, made), line), line
+
+
+async def test_one_line_per_request_that_was_refused(
+    scripted_gguf: Script, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "superfluid.api.http.access_log")
+    async with listening(tmp_path, scripted_gguf("plain"), max_batch=2) as site:
+        for asked in (
+            request_bytes(PLAIN | {"model": "nobody"}, "Connection: close"),
+            request_bytes({}, "Connection: close", path="/no%0Asuch%20route?secret=1"),
+            request_bytes({}, "Connection: close", path="/health"),
+        ):
+            async with exchange(site, asked) as wire:
+                await read_all(wire)
+    assert [record.getMessage() for record in caplog.records if "superfluid.api.http" in record.name] == [
+        "refused 404 POST /v1/chat/completions code=model_not_found",
+        "refused 404 POST /no%0Asuch%20route code=-",
+        "refused 405 POST /health code=-",
+    ]
+
+
+async def test_the_line_of_a_stream_that_is_cut_is_true(
+    scripted_gguf: Script, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "superfluid.api.http.access_log")
+    async with listening(tmp_path, scripted_gguf("loop"), max_batch=2) as site:
+        stream = await connect(site)
+        await stream.send_all(request_bytes(FOR_EVER))
+        await read_until(stream, b"tock")
+    await read_all(stream)
+    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("<--")]
+    found = re.search(r"<-- 200 .* completion=(\d+) ttft=(\d+)ms .* finish=cancelled$", line)
+    assert found, line
+    assert int(found[1]) > 0
