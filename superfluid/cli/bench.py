@@ -31,7 +31,10 @@ def harness() -> Any:
 
 @click.group(cls=Program, context_settings=HELP_FLAGS)
 def command() -> None:
-    """Measure against llama-server and a bare loop, side by side in one run."""
+    """Measure against llama-server and a bare loop, side by side in one run.
+
+    Runs in a source checkout with the [bench] extra: pip install -e '.[bench,llamacpp]'
+    """
 
 
 def run_options(reply: int) -> list[click.Parameter]:
@@ -46,13 +49,21 @@ def run_options(reply: int) -> list[click.Parameter]:
 
 
 def throughput(model: str | None, lanes: str, reply: int, rounds: int) -> None:
-    """Tokens a second at several requests at once, on a real model."""
+    """Measure tokens a second at several requests at once on a real model.
+
+    superfluid, llama-server and a bare loop over the same library take turns. Needs a source checkout with the [bench]
+    extra: pip install -e '.[bench,llamacpp]'
+    """
     path = Path(model) if model else fetch_demo(home_directory(), False)
     run("throughput", path, lanes, reply, rounds)
 
 
 def overhead(lanes: str, reply: int, rounds: int) -> None:
-    """The same on a tiny random model, whose step takes about a millisecond: what serving costs."""
+    """Measure tokens a second on a tiny random model: what serving itself costs.
+
+    A step of it takes about a millisecond. superfluid, llama-server and a bare loop over the same library take turns.
+    Needs a source checkout with the [bench] extra: pip install -e '.[bench,llamacpp]'
+    """
     bench = harness()
     demo = fetch_demo(home_directory(), False)
     from tests.models import write_random  # the checkout's, like the harness

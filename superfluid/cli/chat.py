@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -9,12 +10,13 @@ from pathlib import Path
 from types import FrameType
 
 import click
+from click.core import ParameterSource
 
-from superfluid.cli.command import HELP_FLAGS, Command, Number, Option, say
+from superfluid.cli.command import HELP_FLAGS, Command, Number, Option, aside, say
 from superfluid.cli.screen import CONTROLS
+from superfluid.cli.session_list import session_line
 from superfluid.cli.session_socket import SessionId, reached, socket_option
 from superfluid.client import ChatMessage, Client, Finish, Refused, Sampling, Session, Stream
-from superfluid.link.session_api import Summary
 from superfluid.llama.search import home_directory
 
 HELP = """\
@@ -70,6 +72,7 @@ def command(
     with reached(socket) as client:
         client.session_ids()  # a server that is not there is told before anything is typed
         chat = Chat(client, sampling, system, max_tokens)
+        chat.resume_with = "superfluid chat" + (f" --socket {shlex.quote(str(socket))}" if socket else "")
         chat.run(session)
     if chat.failed:
         raise click.exceptions.Exit(1)
@@ -85,6 +88,7 @@ class Chat:
         self._max_tokens = max_tokens
         self._session: Session | None = None
         self._terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        self.resume_with = "superfluid chat"
         self.failed = False
         """Whether something was refused that nobody sat by to see: a pipe's reader learns it from the exit code."""
 
@@ -92,6 +96,7 @@ class Chat:
         """Read lines until the end of input. Raises ClientError when the server is gone."""
         if resume is not None:
             self._resume(resume, show=self._terminal)
+            tell_ignored(resume)
         elif self._terminal:
             click.echo("Type a message; /help tells more.")
         with line_editing() if self._terminal else contextlib.nullcontext():
@@ -140,7 +145,8 @@ class Chat:
     def _list(self) -> None:
         sessions = self._client.sessions()[::-1]
         for summary in sessions[:LISTED]:
-            click.echo(session_line(summary, self._session is not None and summary.id == self._session.id))
+            current = self._session is not None and summary.id == self._session.id
+            click.echo(f"{'*' if current else ' '} {session_line(summary)}")
         if len(sessions) > LISTED:
             click.echo(f"and {len(sessions) - LISTED} older ones")
         if not sessions:
@@ -188,6 +194,8 @@ class Chat:
         if session is None:
             session = self._session = self._client.session(self._sampling, system=self._system)
             session.set_meta(title=title_of(text))
+            if self._terminal:
+                aside(f"session {session.id}; to go on with it later: {self.resume_with} --session {session.id}")
         session.user(text)
         kind = ""
         try:
@@ -210,6 +218,8 @@ class Chat:
         notes = {Finish.CANCELLED: "stopped", Finish.LENGTH: "the context is full; /new starts a new session"}
         if reply.finish in notes:
             say(notes[reply.finish])
+        elif reply.finish == Finish.NONE and self._max_tokens is not None:
+            aside(f"cut at {self._max_tokens} tokens (--max-tokens)")
 
     def _write(self, text: str, dim: bool = False) -> None:
         if self._terminal:
@@ -265,7 +275,14 @@ def title_of(text: str) -> str:
     return words if len(words) <= TITLE_CHARACTERS else words[: TITLE_CHARACTERS - 1] + "…"
 
 
-def session_line(summary: Summary, current: bool) -> str:
-    mark = "*" if current else " "
-    title = CONTROLS.sub("", summary.title or "-")
-    return f"{mark} {summary.id:>5}  {summary.tokens:>7} tokens  {title}"
+def tell_ignored(session: int) -> None:
+    """Say which flags a session that goes on has no use for: it keeps what it was made with."""
+    context = click.get_current_context()
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in ("system", "temperature", "top_p", "seed")
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        are = "is" if len(given) == 1 else "are"
+        say(f"{', '.join(given)} {are} for sessions that /new starts: session {session} keeps its own")

@@ -280,4 +280,6 @@ def usage_message(error: click.UsageError) -> str:
         return f"{error.option_name} needs a value"
     if isinstance(error, click.BadParameter) and error.param is not None and isinstance(error.param, click.Option):
         return f"{error.param.opts[0]} expects {error.message}"
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        return f"{where}: {error.format_message()}{getattr(error.param.type, 'when_missing', '')}"
     return f"{where}: {error.format_message()}"

@@ -1,5 +1,6 @@
 """The running server that a command talks to: its address and key, from flags, else variables, else defaults."""
 
+import json
 import os
 import urllib.error
 import urllib.request
@@ -10,6 +11,7 @@ import click
 
 from superfluid.cli.command import CommandError, Option
 
+UNAUTHORIZED = 401
 DEFAULT_ADDRESS = "127.0.0.1:8453"
 ANSWER_SECONDS = 10.0
 
@@ -38,9 +40,18 @@ def get(path: str, http: str | None, api_key: str | None, accept: str = "*/*") -
         with opener.open(request, timeout=ANSWER_SECONDS) as response:
             return response.read()
     except urllib.error.HTTPError as error:
-        raise CommandError(
-            f"the server at {base} answered {error.code}: {error.read().decode(errors='replace')}"
-        ) from None
+        said = refusal(error.read())
+        key_wanted = "; give its key with --api-key or SUPERFLUID_API_KEY" if error.code == UNAUTHORIZED else ""
+        raise CommandError(f"the server at {base} answered {error.code}: {said}{key_wanted}") from None
     except (urllib.error.URLError, OSError, ValueError) as error:
         why = getattr(error, "reason", error)
         raise CommandError(f"no server answers at {base}: {why}") from None
+
+
+def refusal(body: bytes) -> str:
+    """What an error reply says: the message of its envelope, else all of it."""
+    text = body.decode(errors="replace")
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text.strip()

@@ -14,6 +14,7 @@ import click
 from superfluid import __version__
 from superfluid.cli.command import HELP_FLAGS, Choice, CommandError, Option, Program, say
 from superfluid.cli.screen import CONTROLS
+from superfluid.cli.session_list import session_line
 from superfluid.cli.session_socket import SessionId, reached, socket_option
 from superfluid.daemon.start import ServeLock, ServeLocked
 from superfluid.link import postcard
@@ -34,7 +35,19 @@ TEXTS = ("text", "title", "arguments", "content", "payload", "note", "raw")  # f
 
 @click.group("session", cls=Program, context_settings=HELP_FLAGS)
 def command() -> None:
-    """Look at the sessions of a running server; compact those of a stopped one."""
+    """List, inspect and export the sessions of a running server; compact those of a stopped one."""
+
+
+@command.command("list", context_settings=HELP_FLAGS)
+@socket_option
+def show_list(socket: Path | None) -> None:
+    """List the sessions: number, tokens, title; the newest first."""
+    with reached(socket) as client:
+        sessions = client.sessions()[::-1]
+    for summary in sessions:
+        click.echo(session_line(summary))
+    if not sessions:
+        say("there are no sessions yet")
 
 
 @command.command("inspect", context_settings=HELP_FLAGS)
@@ -98,6 +111,13 @@ def export(
     allow_content_egress: bool, socket: Path | None,
 ) -> None:  # fmt: skip
     """Write session SESSION as JSON lines or OTLP."""
+    if allow_content_egress and not (endpoint is not None and include_content):
+        missing = "--endpoint" if endpoint is None else "--include-content"
+        say(f"--allow-content-egress is ignored: without {missing} no content leaves")
+    if out is not None and endpoint is not None:
+        say("--out is ignored: with --endpoint the trace is pushed there, and no file is written")
+    if model and endpoint is None and form != OTLP_FORMAT:
+        say("--model is ignored: only OTLP names the model")
     with reached(socket) as client:
         inspection = client.get(session).inspect()
     if (endpoint is not None or form == OTLP_FORMAT) and inspection.store_id is None:
@@ -119,6 +139,7 @@ def export(
         write_private(out, name, "".join(f"{line}\n" for line in lines))
     except OSError as error:
         raise CommandError(f"--out {out}: {error.strerror or error}") from None
+    say(f"wrote {out / name}")
 
 
 def trace(inspection: Inspection, model: str, include_content: bool) -> str:

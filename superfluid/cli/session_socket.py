@@ -17,6 +17,7 @@ class SessionId(click.ParamType[int]):
     """A session's number."""
 
     name = "n"
+    when_missing = " The sessions of a running server: superfluid session list"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         text = str(value)

@@ -29,8 +29,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def chat(server: Server, environment: dict[str, str], typed: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    sampling = () if "--session" in arguments else ("--temperature", "0")
     return subprocess.run(
-        [*CHAT, "--socket", str(server.path), "--temperature", "0", *arguments],
+        [*CHAT, "--socket", str(server.path), *sampling, *arguments],
         input=typed, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False,
     )  # fmt: skip
 
@@ -79,6 +80,17 @@ def test_tool_calls_and_reasoning(served: Served, environment: dict[str, str]) -
 def test_a_reply_may_be_limited(served: Served, environment: dict[str, str]) -> None:
     done = chat(served("loop"), environment, "Go.\n", "--max-tokens", "3")
     assert (done.returncode, done.stdout) == (0, "tick tock tick \n")
+    assert done.stderr == "cut at 3 tokens (--max-tokens)\n"
+
+
+def test_what_a_resumed_session_has_no_use_for_is_told(served: Served, environment: dict[str, str]) -> None:
+    server = served("plain")
+    with server.blocking_client() as client:
+        number = client.session().id
+    done = chat(server, environment, "Hi.\n", "--session", str(number), "--system", "Be brief.", "--seed", "1")
+    assert (done.returncode, done.stdout) == (0, "Hello, world.\n")
+    said = f"--system, --seed are for sessions that /new starts: session {number} keeps its own"
+    assert done.stderr == f"superfluid: {said}\n"
 
 
 def test_what_is_refused_is_told_and_the_chat_goes_on(served: Served, environment: dict[str, str]) -> None:
@@ -214,6 +226,19 @@ def test_the_terminal_is_not_the_models_to_drive(served: Served, terminal: Calla
     shell.until("> ")
     shell.type("\x04")
     assert shell.process.wait(SECONDS) == 0
+
+
+def test_a_terminal_is_told_once_how_to_go_on(served: Served, terminal: Callable[..., Terminal]) -> None:
+    server = served("plain")
+    shell = terminal(server)
+    shell.until("> ")
+    shell.type("Say hello.\nAnd again.\n")
+    shell.until("Hello, world.")
+    shell.until("Hello, world.")
+    with server.blocking_client() as client:
+        number = client.sessions()[-1].id
+    assert shell.seen.count("to go on with it later: ") == 1
+    assert f"superfluid chat --socket {server.path} --session {number}" in shell.seen
 
 
 def test_titles() -> None:

@@ -76,9 +76,9 @@ def test_version(superfluid: RunCommand, words: tuple[str, ...]) -> None:
         (("serve", "--dialect", "x"), "superfluid: unknown dialect 'x' (chatml|atem|raw|template|auto)"),
         (("serve", "--no-http", "--port", "1"), "superfluid: --no-http contradicts --http, --host and --port"),
         (("serve", "--prefill-budget", "63"), "superfluid: --prefill-budget expects 0, or 64 to 4096, got 63"),
-        (("serve", "--port", "9", "--web", "127.0.0.1:9"), "superfluid: --web 127.0.0.1:9: HTTP listens at 127.0.0.1:9"),
+        (("serve", "--port", "9", "--web", "127.0.0.1:9"), "superfluid: --web 127.0.0.1:9: HTTP listens at 127.0.0."),
         (("serve", "--http", "0.0.0.0:9", "--web=localhost:9"), "superfluid: --web localhost:9: HTTP listens at 0.0.0"),
-        (("serve", "--web", "127.0.0.1:8453"), "superfluid: --web 127.0.0.1:8453: HTTP listens at 127.0.0.1:8453; give"),
+        (("serve", "--web", "127.0.0.1:8453"), "superfluid: --web 127.0.0.1:8453: HTTP listens at 127.0.0.1:8453"),
         (("chat", "--max-tokens", "0"), "superfluid: --max-tokens expects 1 to 4294967295, got 0\n"),
         (("serve", "--pull-branch", "x"), "superfluid: --pull-branch is an option of fetching a model by its id"),
         (("tasks", "--jsn"), "superfluid: tasks has no option --jsn (did you mean --json?)"),
@@ -124,6 +124,13 @@ def test_a_flag_before_any_command(superfluid: RunCommand) -> None:
 def test_after_a_lone_dash_pair_everything_is_a_model(superfluid: RunCommand) -> None:
     done = superfluid("serve", "--port", "0", "--", "--help")
     assert (done.code, done.err) == (2, "superfluid: --help: no such file or directory\n")
+
+
+def test_actions_stand_in_the_order_of_their_use(superfluid: RunCommand) -> None:
+    shown = superfluid("bench", "--help").out
+    assert 0 < shown.index("  throughput ") < shown.index("  overhead ")
+    for words in (("bench",), ("bench", "throughput"), ("bench", "overhead")):
+        assert "pip install -e '.[bench,llamacpp]'" in " ".join(superfluid(*words, "--help").out.split())
 
 
 def test_nearest() -> None:

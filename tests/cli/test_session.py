@@ -200,6 +200,25 @@ def test_export_to_a_collector(
     assert capsys.readouterr().err == f"superfluid: {url}/v1/traces answered 503\n"
 
 
+def test_the_sessions_are_listed(session: Session, socket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert superfluid("session", "list", "--socket", socket) == 0
+    first = capsys.readouterr().out.splitlines()[0].split()
+    assert (first[0], first[2:]) == (str(session.id), ["tokens", "Wéather"])
+
+
+def test_flags_of_export_that_do_nothing_are_told(
+    session: Session, socket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export = ("session", "export", session.id, "--socket", socket)
+    assert superfluid(*export, "--allow-content-egress", "--model", "m") == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "superfluid: --allow-content-egress is ignored: without --endpoint no content leaves",
+        "superfluid: --model is ignored: only OTLP names the model",
+    ]
+    assert superfluid(*export, "--out", tmp_path) == 0
+    assert capsys.readouterr().err == f"superfluid: wrote {tmp_path}/session-{session.id}.jsonl\n"
+
+
 def test_exit_codes(socket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for action in ("inspect", "export"):
         assert superfluid("session", action, 999999, "--socket", socket) == 1
@@ -210,7 +229,9 @@ def test_exit_codes(socket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
             assert superfluid("session", action, "--socket", socket, "--", wrong) == 2
             assert "a session's number" in capsys.readouterr().err
         assert superfluid("session", action) == 2
-        assert "Missing argument" in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert "Missing argument" in told
+        assert "superfluid session list" in told
     assert superfluid("session", "export", 1, "--format", "xml") == 2
     assert superfluid("session", "inspct", 1) == 2
     assert "(did you mean inspect?)" in capsys.readouterr().err
