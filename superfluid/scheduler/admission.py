@@ -33,8 +33,7 @@ class ContextExceeded(ValueError):
 
     def __init__(self, length: int, limit: int) -> None:
         super().__init__(
-            f"this model's maximum context length is {limit} tokens, but your request has {length} tokens; "
-            "shorten it"
+            f"this model's maximum context length is {limit} tokens, but your request has {length} tokens; shorten it"
         )
         self.length, self.limit = length, limit
 

@@ -153,6 +153,9 @@ class Keeper:
         except OSError as error:
             log.warning("what the prefix cache had on disk is not used: %s", error)
             found = []
+        except Exception:
+            log.exception("what the prefix cache had on disk is not used")
+            found = []
         for file in found:
             self._delete(self._tier, self._tier.add(file))
         self.disk_scanned.set()
@@ -372,6 +375,9 @@ class Keeper:
                 saved = await trio.to_thread.run_sync(self.parks.read, session, origin, ids, limiter=self._readers)
         except (OSError, EOFError, NotACacheFile) as error:
             log.warning("a kept state is not read: %s", str(error))
+            self._useless(ticket, choice)
+        except Exception:  # a job starts cold rather than the server ends
+            log.exception("a kept state is not read")
             self._useless(ticket, choice)
         if self._loads.get(ticket) is not choice:  # the job is over
             if saved is not None:

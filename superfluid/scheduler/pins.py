@@ -18,6 +18,7 @@ from superfluid.link.digests import blob_chain, block_chain, prefix_digest
 from superfluid.observe.metrics import ModelMetrics
 from superfluid.scheduler.link import EngineRefused, LinkFault
 from superfluid.scheduler.seeds import PAGED, Spaces
+from superfluid.scheduler.side import contained
 
 LOOK_AHEAD = 0xFFFFFFFF
 """An id behind the stream that no vocabulary has: a seed is shorter than its span, and so holds the last page too."""
@@ -203,19 +204,26 @@ class Pins:
                     if not worker.can_stage:
                         break
                     self._taking = True
+                    pin.taken_tick = tick
                     try:
-                        await self._take(worker, pin, tick, pool)
+                        with contained("a pin"):
+                            await self._take(worker, pin, tick, pool)
                     finally:
                         self._taking = False
         self._count()
 
     async def _take(self, worker: WorkerLike, pin: Pin, tick: int, pool: linkw.MemCounters) -> None:
-        """Take a lease on as much of a pin as the cache has, or renew the one there is."""
+        """Take a lease on as much of a pin as the cache has, or renew the one there is.
+
+        Of a stream longer than the window, as after a restart with a smaller one, what fits it.
+        """
         link = worker.link
-        tokens = pin.tokens if len(pin.tokens) >= link.window else np.append(pin.tokens, np.uint32(LOOK_AHEAD))
-        span = worker.stage(tokens)
         length, renews = pin.length, pin.lease and not pin.due
         pin.due = False
+        tokens = pin.tokens[: link.window]
+        if len(tokens) < link.window:
+            tokens = np.append(tokens, np.uint32(LOOK_AHEAD))
+        span = worker.stage(tokens)
         granted: linkw.SeedGranted | None = None
         try:
             if not renews:
@@ -241,7 +249,7 @@ class Pins:
             pin.length, pin.blocks = 0, {}
             return
         self._renew_every = RENEW_UNNAMED if granted.ttl_ticks is None else max(1, granted.ttl_ticks // 2)
-        pin.lease, pin.taken_tick = granted.seed_handle, tick
+        pin.lease = granted.seed_handle
         if length != pin.length or not renews:
             pin.length = length
             block = block_bytes(worker.spaces, pool)

@@ -1,6 +1,8 @@
 """Side operations: work on the worker that runs between ticks, each class in its turn."""
 
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import trio
@@ -8,7 +10,20 @@ import trio
 from superfluid.scheduler.classes import Class
 from superfluid.scheduler.link import EngineLink, WorkerGone
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+
+@contextmanager
+def contained(what: str) -> Iterator[None]:
+    """Work that no generation needs: what goes wrong in it is logged and ends there, but for a dead worker."""
+    try:
+        yield
+    except WorkerGone:
+        raise
+    except Exception:
+        log.exception("%s is given up", what)
 
 
 class SideOperation(Generic[T]):

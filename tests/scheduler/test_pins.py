@@ -204,3 +204,40 @@ async def test_the_last_page_is_held_by_a_look_ahead(make_bench: MakeBench) -> N
         scheduler.pins.pin_session(1, ids(prompt(160)), later())
         await settled(bench)
     assert asked == [[*prompt(160), LOOK_AHEAD]]
+
+
+async def test_a_stream_longer_than_the_window_is_held_as_far_as_it_fits(make_bench: MakeBench) -> None:
+    bench = make_bench(ALL, link=make_bench.link(pool(400)))
+    bench.link.max_window = 192
+    room = bench.link.rings[linkw.RING_IN].room // 4
+    async with bench.serving() as scheduler:
+        await chat(bench, 1, prompt(160))
+        scheduler.pins.pin_session(1, ids(prompt(room + 600)), later())
+        await settled(bench)
+        assert bench.metrics.pinned_bytes == 10 * BLOCK
+        assert await chat(bench, 2, [*prompt(160), 5]) == 160
+
+
+async def test_a_pin_that_goes_wrong_ends_nothing_else(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make_bench(ALL, link=make_bench.link(pool(400)))
+
+    async def broken(*_: object) -> linkw.MatchRes:
+        raise AssertionError("a bug")
+
+    async with bench.serving() as scheduler:
+        await chat(bench, 1, prompt(160))
+        await chat(bench, 2, prompt(160, 5000))
+        with monkeypatch.context() as broke:
+            broke.setattr(bench.link, "match", broken)
+            scheduler.pins.pin_session(1, ids(prompt(160)), later())
+            await settled(bench)
+            with pytest.raises(AssertionError):
+                await bench.link.match(linkw.TokenRef())
+            assert "a pin is given up" in caplog.text
+            answered = await end_of(scheduler.submit(turn(3, prompt(40, 900), 8, native=False)))
+            assert "a bug" in (answered.reason or "")
+        scheduler.pins.pin_session(2, ids(prompt(160, 5000)), later())
+        await settled(bench)
+        assert bench.metrics.pins_held == 1
