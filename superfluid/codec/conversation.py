@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 
+from superfluid.codec.json_text import mended
 from superfluid.codec.media import Medium
 
 Json = Any
@@ -55,6 +56,7 @@ class Call:
             return {}
         if nests_deeper(value):
             return {"value": self.arguments}
+        value = mended(value, text)
         return value if isinstance(value, dict) else {"value": value}
 
 

@@ -1,9 +1,13 @@
 """JSON from clients: read with a bound on its nesting, which templates, schemas and writers recurse over."""
 
 import json
+import re
 from typing import Any
 
 MAX_NESTING = 200  # objects and arrays inside each other; tools and schemas that people write have a dozen
+
+
+HALF = re.compile(r"\\u[dD][89a-fA-F]")  # an escape of a surrogate, which may lack its other half
 
 
 class NestedTooDeep(ValueError):
@@ -29,6 +33,17 @@ def check_nesting(value: Any) -> None:
         raise NestedTooDeep
 
 
+def mended(value: Any, text: str) -> Any:
+    """The value of a JSON text with U+FFFD for half surrogate pairs, which JSON can escape and UTF-8 cannot hold.
+
+    The value is not nested too deep.
+    """
+    if HALF.search(text) is None:
+        return value
+    written = json.dumps(value, ensure_ascii=False)
+    return json.loads(written.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+
+
 def read_json(text: str) -> Any:
     """The value of a JSON text. Raises ValueError: it is none, or it is nested too deep."""
     try:
@@ -36,4 +51,4 @@ def read_json(text: str) -> Any:
     except RecursionError:
         raise NestedTooDeep from None
     check_nesting(value)
-    return value
+    return mended(value, text)

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from superfluid.codec.blocks import FILE_DIFF, block_text
+from superfluid.codec.blocks import ARTIFACT, FILE_DIFF, block_text
+from superfluid.codec.conversation import Call
 from superfluid.codec.json_text import MAX_NESTING, NestedTooDeep, check_nesting, read_json
+from superfluid.codec.toolcalls.repair import strict_loads
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
@@ -24,3 +26,12 @@ def test_what_is_wide_is_not_deep() -> None:
 
 def test_a_block_whose_payload_is_nested_too_deep_counts_as_having_none() -> None:
     assert block_text(FILE_DIFF, "[" * 200_000) == block_text(FILE_DIFF, "no json")
+
+
+def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
+    text = r'{"a\udc00": ["\uD800b", "\ud83d\ude00", "\\ud800", 1.5]}'
+    whole = {"a\ufffd": ["\ufffdb", "\U0001f600", "\\ud800", 1.5]}
+    assert read_json(text) == strict_loads(text) == Call("f", text).arguments_object() == whole
+    assert block_text(ARTIFACT, r'{"title": "\ud800", "content": {"b": "\udfff"}}') == (
+        '[artifact: \ufffd]\n{"b": "\ufffd"}'
+    )

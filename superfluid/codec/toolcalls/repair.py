@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from superfluid.codec.json_text import mended
+
 Json = Any
 
 
@@ -21,7 +23,7 @@ class Reading(NamedTuple):
 def strict_loads(text: str) -> Json:
     """A JSON value; NaN and Infinity are none. Raises NotJson."""
     try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        return mended(json.loads(text, parse_constant=_refuse, parse_float=_finite), text)
     except (ValueError, RecursionError) as error:
         raise NotJson(str(error)) from error
 
