@@ -101,6 +101,7 @@ def load(runtime: Runtime, args: Arguments) -> tuple[Engine, list[RingSpec]]:
         max_batch=args.max_batch,
         record_overrides=opened.record_overrides,
     )
+    engine.warm_up()
     return engine, ring_specs(opened.window, primitives.describe().vocab_size, args.max_batch)
 
 

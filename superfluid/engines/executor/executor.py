@@ -52,8 +52,11 @@ class Executor(Engine):
         self._state = StateOps(self._core)
         self._record_overrides = dict(record_overrides or {})
         self._grammars = GrammarCompiler(self._core.vocabulary)
-        self._grammars.prepare()
         self._last_grammar = self._last_bias = 0
+
+    def warm_up(self) -> None:
+        """Make now what the first request with a grammar would wait for."""
+        self._grammars.prepare()
 
     # ---- rings and control words
 
