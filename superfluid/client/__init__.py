@@ -15,6 +15,7 @@ from superfluid.client.client import Client, Connection, Following, Session, Str
 from superfluid.client.errors import (
     ClientError,
     ConnectionLost,
+    Misuse,
     NotReached,
     Refused,
     Throttled,
@@ -44,6 +45,7 @@ __all__ = [
     "Event",
     "Finish",
     "Following",
+    "Misuse",
     "NotReached",
     "Refused",
     "Replace",

@@ -49,7 +49,7 @@ class Connection:
         return cls(connected, SocketWire())
 
     def send(self, *requests: api.Request) -> None:
-        """Ask; several are answered in order. Raises ConnectionLost."""
+        """Ask; several are answered in order. Raises ConnectionLost, Misuse."""
         self._wire.ask(*requests)
         try:
             self._socket.sendall(self._wire.outgoing())
@@ -116,7 +116,8 @@ class Client:
     """A running server, over its session socket (`default_socket()` when none is named). Threads may share it.
 
     Every call takes a connection of its own for as long as it lasts, so that one can cancel what another runs.
-    Everything raises ClientError: NotReached, ConnectionLost, UnexpectedReply, or the Refused of what was asked.
+    Everything raises ClientError: NotReached, ConnectionLost, UnexpectedReply, the Refused of what was asked, or
+    Misuse (a ValueError too) for what cannot be sent: nothing was sent then, and the client goes on.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -288,6 +289,7 @@ class Stream:
         self._session = session
         self._reader = reader
         self._connection: Connection | None = None
+        self._begun = False
 
     @property
     def reply(self) -> Reply | None:
@@ -324,8 +326,9 @@ class Stream:
         self.close()
 
     def __iter__(self) -> Iterator[Chunk]:
-        if self._connection is not None or self._reader.reply is not None:
-            raise RuntimeError("a stream is iterated once")
+        if self._begun:
+            raise RuntimeError("a stream is iterated once; call stream again")
+        self._begun = True
         self._connection = connection = self._session._client.connect()
         try:
             connection.send(*self._reader.requests)
@@ -346,6 +349,7 @@ class Following:
         self._session = session
         self._reader = reader
         self._connection: Connection | None = None
+        self._begun = False
 
     @property
     def reason(self) -> str | None:
@@ -372,8 +376,9 @@ class Following:
         self.close()
 
     def __iter__(self) -> Iterator[Event | Chunk]:
-        if self._connection is not None or self._reader.reason is not None:
+        if self._begun:
             raise RuntimeError("a session is followed once; call follow again")
+        self._begun = True
         self._connection = connection = self._session._client.connect(following=True)
         try:
             connection.send(self._reader.request)

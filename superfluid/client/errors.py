@@ -8,6 +8,11 @@ class ClientError(Exception):
     """Base of everything the client raises."""
 
 
+class Misuse(ClientError, ValueError):
+    """What was asked cannot be sent: an argument of another type or out of its range, text that is no Unicode (half a
+    surrogate pair), a request of more than 64 MiB, a token or URL that no request can carry. Nothing was sent."""
+
+
 class NotReached(ClientError):
     """No server answers at the socket."""
 

@@ -2,7 +2,7 @@
 
 import struct
 
-from superfluid.client.errors import UnexpectedReply
+from superfluid.client.errors import Misuse, UnexpectedReply
 from superfluid.client.wire import Wire
 from superfluid.link import postcard, session_api as api
 
@@ -10,10 +10,13 @@ LENGTH = struct.Struct("<I")
 
 
 def frame(request: api.Request) -> bytes:
-    """The bytes of a request. Raises ValueError for one that does not encode or is over 64 MiB."""
-    payload = postcard.encode(request)
+    """The bytes of a request. Raises Misuse for one that does not encode or is over 64 MiB."""
+    try:
+        payload = postcard.encode(request)
+    except postcard.PostcardError as error:
+        raise Misuse(str(error)) from error
     if len(payload) > api.MAX_FRAME:
-        raise ValueError(f"a request of {len(payload)} bytes; {api.MAX_FRAME} is the most")
+        raise Misuse(f"a request of {len(payload)} bytes; {api.MAX_FRAME} is the most")
     return LENGTH.pack(len(payload)) + payload
 
 

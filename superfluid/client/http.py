@@ -1,5 +1,6 @@
 """The session API over HTTP, without the connection: /web/rpc for a request, /web/stream for a generation."""
 
+import re
 from abc import ABC, abstractmethod
 from collections import deque
 from http import HTTPStatus
@@ -10,7 +11,7 @@ import attrs
 import h11
 import orjson
 
-from superfluid.client.errors import UnexpectedReply
+from superfluid.client.errors import Misuse, UnexpectedReply
 from superfluid.client.wire import Wire
 from superfluid.link import postcard, session_api as api
 from superfluid.link.events import Event, Generated, ToolParseFailure, ToolUse
@@ -21,6 +22,7 @@ DONE = b"[DONE]"
 DELTAS = (Generated, ToolUse, ToolParseFailure)
 NO_SUBSCRIPTION = 0  # server's ids count from 1
 HTTP_PORT = 80
+HEADER_VALUE = re.compile(r"[!-~]+")
 
 
 @attrs.frozen
@@ -34,11 +36,34 @@ class WebAddress:
 
     @classmethod
     def of(cls, url: str) -> "WebAddress":
-        """Raises ValueError for anything but `http://host[:port]`."""
-        parts = urlsplit(url)
-        if parts.scheme != "http" or parts.hostname is None:
-            raise ValueError(f"a server on the web is named like http://127.0.0.1:8454, got {url!r}")
-        return cls(url, parts.hostname, parts.port or HTTP_PORT, parts.netloc)
+        """Raises Misuse for anything but `http://host[:port]`."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port or HTTP_PORT
+        except (ValueError, AttributeError):  # brackets, a port that is no number, no text at all
+            host = None
+        if host is None or parts.scheme != "http":
+            raise Misuse(f"a server on the web is named like http://127.0.0.1:8454, got {url!r}")
+        return cls(url, host, port, header_value("the URL", parts.netloc))
+
+
+def header_value(what: str, value: str) -> str:
+    """A value that stands in an HTTP header: visible ASCII. Raises Misuse, which does not tell the value."""
+    if HEADER_VALUE.fullmatch(value) is None:
+        raise Misuse(f"{what} holds what no HTTP header can carry: it is visible ASCII characters, on one line")
+    return value
+
+
+def json_of(request: api.Request) -> bytes:
+    """A request in its JSON form. Raises Misuse for one that does not encode or is over 64 MiB."""
+    try:
+        postcard.encode(request)  # the types and ranges of its fields
+        body = orjson.dumps(postcard.to_json(request))
+    except (postcard.PostcardError, TypeError, ValueError) as error:
+        raise Misuse(str(error)) from error
+    if len(body) > api.MAX_FRAME:
+        raise Misuse(f"a request of {len(body)} bytes; {api.MAX_FRAME} is the most")
+    return body
 
 
 class HttpWire(Wire):
@@ -47,6 +72,7 @@ class HttpWire(Wire):
 
     def __init__(self, address: WebAddress, token: str) -> None:
         self._address = address
+        header_value("the token", token)
         self._headers = [
             ("Host", address.authority),
             ("Authorization", f"Bearer {token}"),
@@ -62,16 +88,19 @@ class HttpWire(Wire):
 
     def ask(self, *requests: api.Request) -> None:
         previews = False
+        asked: list[tuple[str, bytes]] = []
         for request, following in zip(requests, (*requests[1:], None), strict=True):
             match request, following:
                 case api.SubscribeRequest(session, _, True), api.GenerateRequest(same) if session == same:
                     previews = True
                 case api.GenerateRequest(session, max_tokens), _:
-                    asked = {"session": session, "max_tokens": max_tokens, "provisional": previews}
-                    self._asked.append((STREAM, orjson.dumps(asked)))
+                    json_of(request)
+                    stream = {"session": session, "max_tokens": max_tokens, "provisional": previews}
+                    asked.append((STREAM, orjson.dumps(stream)))
                     previews = False
                 case _:
-                    self._asked.append((RPC, orjson.dumps(postcard.to_json(request))))
+                    asked.append((RPC, json_of(request)))
+        self._asked += asked
 
     def outgoing(self) -> bytes:
         if not self._asked or self._http.our_state is not h11.IDLE:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import attrs
 import orjson
 
-from superfluid.client.errors import Refused, Throttled, UnexpectedReply
+from superfluid.client.errors import Misuse, Refused, Throttled, UnexpectedReply
 from superfluid.client.turns import WHOLE_WINDOW, ChatMessage, Reply, ToolCall, conversation
 from superfluid.link import events as ev, session_api as api
 
@@ -26,6 +26,7 @@ OUTCOME_FAILED, OUTCOME_CANCELLED = 1, 2
 KEEPS_CONNECTION = (
     Refused,
     Throttled,
+    Misuse,
 )  # errors after which the connection goes on; after others it is in no known state
 
 
@@ -64,9 +65,16 @@ def new_session(
     params = sampling or ev.GenParams()
     created = yield from ask(api.CreateRequest(parent, params), api.CreatedResponse)
     if system is not None or tools:
-        declared = [tool if isinstance(tool, str) else orjson.dumps(tool).decode() for tool in tools]
+        declared = [_json(tool) for tool in tools]
         yield from ask(api.AppendSystemRequest(created.session, system, declared), api.CommittedResponse)
     return make(created.session, params)
+
+
+def _json(value: str | Mapping[str, Any]) -> str:
+    try:
+        return value if isinstance(value, str) else orjson.dumps(value).decode()
+    except (TypeError, ValueError) as error:
+        raise Misuse(f"it is no JSON: {error}") from error
 
 
 def session_ids() -> Steps[list[int]]:
@@ -178,8 +186,7 @@ def append_block(
     session: SessionRef, kind: int, payload: str | Mapping[str, Any], role: int = ev.Role.USER
 ) -> Steps[ev.Event]:
     """Append a block with its JSON: 1 diff, 2 artifact, 3 citation, 4 progress, 5 diagnostic, 6 file reference."""
-    text = payload if isinstance(payload, str) else orjson.dumps(payload).decode()
-    return (yield from _committed(api.AppendBlockRequest(session.id, role, kind, text)))
+    return (yield from _committed(api.AppendBlockRequest(session.id, role, kind, _json(payload))))
 
 
 def append_image(

@@ -44,7 +44,7 @@ class AsyncConnection:
             raise NotReached(f"no server answers at {path}: {error.strerror or error}") from None
 
     async def send(self, *requests: api.Request) -> None:
-        """Ask; several are answered in order. Raises ConnectionLost."""
+        """Ask; several are answered in order. Raises ConnectionLost, Misuse."""
         self._wire.ask(*requests)
         try:
             await self._stream.send_all(self._wire.outgoing())
@@ -274,6 +274,7 @@ class AsyncStream:
         self._reader = reader
         self._connection: AsyncConnection | None = None
         self._chunks: list[Chunk] = []  # that one response brought, last first
+        self._begun = False
 
     @property
     def reply(self) -> Reply | None:
@@ -302,6 +303,9 @@ class AsyncStream:
             await connection.aclose()
 
     async def __aenter__(self) -> "AsyncStream":
+        if self._begun:
+            raise RuntimeError("a stream is entered once; call stream again")
+        self._begun = True
         await self._start()
         return self
 
@@ -346,6 +350,7 @@ class AsyncFollowing:
         self._reader = reader
         self._connection: AsyncConnection | None = None
         self._items: list[Event | Chunk] = []  # that one response brought, last first
+        self._begun = False
 
     @property
     def reason(self) -> str | None:
@@ -364,6 +369,9 @@ class AsyncFollowing:
             await connection.aclose()
 
     async def __aenter__(self) -> "AsyncFollowing":
+        if self._begun:
+            raise RuntimeError("a session is followed once; call follow again")
+        self._begun = True
         self._connection = await self._session._client.connect(following=True)
         try:
             await self._connection.send(self._reader.request)

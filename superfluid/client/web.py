@@ -8,8 +8,8 @@ import attrs
 
 from superfluid.client.address import default_home
 from superfluid.client.client import Client, Connection
-from superfluid.client.errors import NotReached
-from superfluid.client.http import HttpWire, WebAddress
+from superfluid.client.errors import Misuse, NotReached
+from superfluid.client.http import HttpWire, WebAddress, header_value
 from superfluid.client.websocket import WebSocketWire
 from superfluid.client.wire import Wire
 
@@ -24,26 +24,30 @@ class Site:
 
     @classmethod
     def of(cls, url: str, token: str | os.PathLike[str] | None, origin: str | None) -> "Site":
-        """Raises ValueError for what is no URL of a server."""
+        """Raises Misuse for what is no URL of a server, and for a token or origin that no header can carry."""
         if token is None:
             token = default_home() / "sessions" / "web-token"
+        if isinstance(token, str):
+            header_value("the token", token)
+        if origin is not None:
+            header_value("the origin", origin)
         return cls(WebAddress.of(url), token if isinstance(token, str) else Path(token), origin)
 
     def wire(self, following: bool) -> Wire:
-        """A new connection's wire. Reads the token's file. Raises NotReached, and ValueError without an origin."""
+        """A new connection's wire. Reads the token's file. Raises NotReached, and Misuse without an origin."""
         if not following:
             return HttpWire(self.address, self._read_token())
         if self.origin is None:
-            raise ValueError("following a session on the web needs origin=..., one that the server has as --web-origin")
+            raise Misuse("following a session on the web needs origin=..., one that the server has as --web-origin")
         return WebSocketWire(self.address, self._read_token(), self.origin)
 
     def _read_token(self) -> str:
         if isinstance(self.token, str):
             return self.token
         try:
-            return self.token.read_text().strip()
-        except OSError as error:
-            why = error.strerror or error
+            return self.token.read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or error
             raise NotReached(f"the token of {self.address.url} cannot be read: {self.token}: {why}") from None
 
     def not_reached(self, error: OSError) -> NotReached:

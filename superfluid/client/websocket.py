@@ -18,9 +18,9 @@ from wsproto.events import (
 from wsproto.utilities import RemoteProtocolError
 
 from superfluid.client.errors import UnexpectedReply
-from superfluid.client.http import WebAddress, response
+from superfluid.client.http import WebAddress, header_value, json_of, response
 from superfluid.client.wire import Wire
-from superfluid.link import postcard, session_api as api
+from superfluid.link import session_api as api
 
 PATH = "/web/ws"
 PROTOCOL = "superfluid.v1"
@@ -33,6 +33,8 @@ class WebSocketWire(Wire):
     def __init__(self, address: WebAddress, token: str, origin: str) -> None:
         self._address = address
         self._socket = WSConnection(ConnectionType.CLIENT)
+        header_value("the token", token)
+        header_value("the origin", origin)
         headers = [(b"Authorization", f"Bearer {token}".encode()), (b"Origin", origin.encode())]
         handshake = Request(
             host=address.authority, target=PATH, extra_headers=headers, subprotocols=[PROTOCOL], extensions=[]
@@ -47,7 +49,7 @@ class WebSocketWire(Wire):
         self._ended = False
 
     def ask(self, *requests: api.Request) -> None:
-        self._asked += (orjson.dumps(postcard.to_json(request)) for request in requests)
+        self._asked += [json_of(request) for request in requests]
 
     def outgoing(self) -> bytes:
         while self._accepted and self._asked:

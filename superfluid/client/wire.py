@@ -13,7 +13,7 @@ class Wire(ABC):
 
     @abstractmethod
     def ask(self, *requests: api.Request) -> None:
-        """Take requests. Raises ValueError for one that does not encode."""
+        """Take requests, all of them or none. Raises Misuse for one that does not encode."""
 
     @abstractmethod
     def outgoing(self) -> bytes:
