@@ -12,7 +12,7 @@ native:  ## compile csrc/ again
 	$(VENV)/bin/python setup.py -q build_ext --inplace
 
 test:
-	$(VENV)/bin/pytest
+	$(VENV)/bin/pytest -n 2
 
 soak:  ## slow load and endurance runs
 	$(VENV)/bin/pytest -m soak
