@@ -111,6 +111,8 @@ def export(
     allow_content_egress: bool, socket: Path | None,
 ) -> None:  # fmt: skip
     """Write session SESSION as JSON lines or OTLP."""
+    if endpoint is not None and not endpoint.lower().startswith(("http://", "https://")):  # a file opens as a URL too
+        raise CommandError(f"--endpoint is the http or https URL of a collector, got {endpoint!r}", 2)
     if allow_content_egress and not (endpoint is not None and include_content):
         missing = "--endpoint" if endpoint is None else "--include-content"
         say(f"--allow-content-egress is ignored: without {missing} no content leaves")

@@ -16,7 +16,7 @@ from superfluid.link.digests import prefix_digest
 from superfluid.link.linkw import StateSpaceDesc
 from superfluid.scheduler.shared import common_prefix
 from superfluid.scheduler.states import Ids, SavedState, SpaceState, read_segment
-from superfluid.sessions.files import Files
+from superfluid.sessions.files import Files, open_regular
 
 log = logging.getLogger(__name__)
 
@@ -237,7 +237,7 @@ class DiskTier:
 
 def _read_head(path: Path) -> CacheFile:
     """Raises OSError, NotACacheFile."""
-    with path.open("rb") as file:
+    with open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(HEAD.size)
         if len(head) < HEAD.size or not head.startswith(MAGIC):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import struct
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from superfluid.scheduler.admission import Worker
 from superfluid.scheduler.lanes import Lane
 from superfluid.scheduler.link import EngineRefused, LinkFault
 from superfluid.scheduler.seeds import PAGED
+from superfluid.sessions.files import open_regular
 from superfluid.shm.segment import Segment
 
 UNREADABLE = (Status.EnvelopeMismatch, Status.Checksum, Status.IdentityMismatch)
@@ -24,6 +26,9 @@ UNREADABLE = (Status.EnvelopeMismatch, Status.Checksum, Status.IdentityMismatch)
 
 EVICTIONS = (1, 2, 4, 8)
 """Room that is asked for, as multiples of a state that does not fit."""
+
+BYTES, PAYLOAD_LEN, PAYLOAD_LEN_AT = 136, struct.Struct("<Q"), 120
+"""An envelope's size, and where it says its payload's."""
 
 Ids = npt.NDArray[np.uint32]
 
@@ -219,16 +224,19 @@ async def free(worker: Worker, sequence: int) -> None:
 
 
 def read_segment(path: Path, offset: int, length: int) -> Segment:
-    """A part of a file in a segment of its own. Raises OSError, EOFError when the file ends before."""
+    """A sealed state in a file, in a segment of its own. Raises OSError, EOFError when it is not `length` bytes."""
     segment = Segment.create("state", length)
     try:
-        with path.open("rb", buffering=0) as file, memoryview(segment.buf) as view:
+        with open(open_regular(path), "rb", buffering=0) as file, memoryview(segment.buf) as view:
             done = 0
             while done < length:
                 n_bytes = os.preadv(file.fileno(), [view[done:]], offset + done)
                 if not n_bytes:
                     raise EOFError(f"{path} ends after {offset + done} bytes")
                 done += n_bytes
+            sealed = BYTES + PAYLOAD_LEN.unpack_from(view, PAYLOAD_LEN_AT)[0] if length >= BYTES else BYTES
+            if sealed != length:  # the engine reads no further than that
+                raise EOFError(f"{path} has {length} bytes where its state has {sealed}")
     except BaseException:
         segment.close()
         raise

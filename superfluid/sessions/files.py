@@ -1,8 +1,10 @@
 """The file operations under a store: one seam, so that a test can make any of them fail."""
 
+import errno
 import fcntl
 import os
 import secrets
+import stat
 import time
 from pathlib import Path
 
@@ -13,12 +15,27 @@ LOCK_PATIENCE = 3.0  # how long a store that is being closed may still hold it
 PRIVATE = 0o600
 
 
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file. Raises OSError; also for anything else, which could keep its reader waiting."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return descriptor
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a regular file. Raises as `open_regular` does."""
+    with open(open_regular(path), "rb") as file:
+        return file.read()
+
+
 class Files:
     """Operations of the operating system, by descriptor and by path. All raise OSError."""
 
     def open(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
         """A descriptor of a file that only its owner can read; an existing file is tightened."""
-        descriptor = os.open(path, flags | os.O_CLOEXEC, PRIVATE)
+        descriptor = open_regular(path, flags)
         if os.fstat(descriptor).st_mode & 0o077:
             os.fchmod(descriptor, PRIVATE)
         return descriptor

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from superfluid.sessions.files import Files, temporary_name
+from superfluid.sessions.files import Files, read_regular, temporary_name
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class HttpIds:
         """Read the file; `anew` when the store is new, whose ids an older file does not mean."""
         if anew:
             files.remove(path)
-        data = b"" if not path.exists() else path.read_bytes()
+        data = b"" if not path.exists() else read_regular(path)
         return cls(path, files, set(np.frombuffer(data[: len(data) // 8 * 8], "<u8").tolist()))
 
     def add(self, session: int) -> None:

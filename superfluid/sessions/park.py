@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from superfluid.link.digests import Ids, prefix_digest
-from superfluid.sessions.files import Files
+from superfluid.sessions.files import Files, open_regular, read_regular
 
 MAGIC_2, MAGIC_3 = b"BRTPARK2", b"BRTPARK3"
 HEAD_2 = struct.Struct("<8sQQQ")  # magic, covered, digest, encoding
@@ -167,7 +167,7 @@ class Parks:
     def head(self, session: int) -> Head | None:
         """What the session's file says of itself; none when there is no artifact."""
         try:
-            descriptor = os.open(self.path(session), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_regular(self.path(session))
         except OSError:
             return None
         try:
@@ -181,7 +181,7 @@ class Parks:
     def read(self, session: int, stream: Ids) -> Artifact | None:
         """The session's artifact, when it is one of a prefix of `stream`."""
         try:
-            artifact = decode(self.path(session).read_bytes())
+            artifact = decode(read_regular(self.path(session)))
         except OSError:
             return None
         if artifact is None or artifact.covered > len(stream):

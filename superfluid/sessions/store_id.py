@@ -7,7 +7,7 @@ from pathlib import Path
 import xxhash
 
 from superfluid.sessions.errors import StoreIdCorrupt
-from superfluid.sessions.files import Files, temporary_name
+from superfluid.sessions.files import Files, read_regular, temporary_name
 
 CHECK_SEED = 0x53544F5245494421
 
@@ -46,7 +46,7 @@ def settle(log: Path, files: Files) -> tuple[bytes, bool]:
     path = path_for(log)
     begun = log.exists() and log.stat().st_size > 0
     if begun and path.exists():
-        return parse(path.read_bytes(), path), False
+        return parse(read_regular(path), path), False
     temporary = temporary_name(path)
     store_id = secrets.token_bytes(16)
     try:
@@ -57,7 +57,7 @@ def settle(log: Path, files: Files) -> tuple[bytes, bool]:
             try:
                 files.link(temporary, path)
             except FileExistsError:
-                return parse(path.read_bytes(), path), False
+                return parse(read_regular(path), path), False
         files.sync_directory(path.parent)
     finally:
         if os.path.lexists(temporary):

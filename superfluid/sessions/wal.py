@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from superfluid.sessions.errors import LogDamaged, LogIOError
-from superfluid.sessions.files import Files
+from superfluid.sessions.files import Files, read_regular
 from superfluid.sessions.records import HEADER, LONGEST, MAGIC, Index, Mapped, Stop, scan, touches_zero_sector
 
 logger = logging.getLogger(__name__)
@@ -211,7 +211,7 @@ def companion(log: Path, suffix: str) -> Path:
 def _synced_length(log: Path, size: int) -> int | None:
     """The length that `<log>.synced` names; none when it is absent, short or names more than the log holds."""
     try:
-        mark = companion(log, "synced").read_bytes()
+        mark = read_regular(companion(log, "synced"))
     except OSError:
         return None
     length = int.from_bytes(mark[:8], "little")

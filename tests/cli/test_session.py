@@ -235,7 +235,8 @@ def test_exit_codes(socket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert superfluid("session", "export", 1, "--format", "xml") == 2
     assert superfluid("session", "inspct", 1) == 2
     assert "(did you mean inspect?)" in capsys.readouterr().err
-    assert superfluid("session", "export", 1, "--socket", socket, "--endpoint", "nowhere") == 1
+    for endpoint in ("nowhere", "file:///etc/hosts", "ftp://a/b", ""):
+        assert superfluid("session", "export", 1, "--socket", socket, "--endpoint", endpoint) == 2
 
 
 def test_the_client_needs_no_server_until_it_asks(tmp_path: Path) -> None:

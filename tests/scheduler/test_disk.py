@@ -148,6 +148,17 @@ async def test_files_that_change_under_the_server(tmp_path: Path) -> None:
         assert names(tmp_path) == []
 
 
+async def test_what_is_no_regular_file_is_passed_by(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    os.mkfifo(tmp_path / "cache/0000000000000001.kv")
+    (tmp_path / "cache/0000000000000002.kv").symlink_to("/dev/zero")
+    (tmp_path / "cache/0000000000000003.kv").mkdir()
+    async with daemon(tmp_path, DISK) as run:
+        await run.keeper.disk_scanned.wait()
+        assert len(run.keeper.disk or ()) == 0
+        await chat(run, 1, prompt(200))
+
+
 async def test_another_model_of_the_engine(tmp_path: Path) -> None:
     async with daemon(tmp_path, DISK) as run:
         await chat(run, 1, prompt(200))

@@ -4,6 +4,7 @@ import errno
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -409,3 +410,33 @@ async def test_the_directory_keeps_within_its_budget(tmp_path: Path) -> None:
         run.keeper.purged(3)
         await run.keeper.flush()
         assert listing(tmp_path) == ["4.park"]
+
+
+@pytest.mark.parametrize("more", [b"\0", b"more"])
+async def test_an_artifact_with_more_than_its_state_resumes_cold(
+    tmp_path: Path, more: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = await park_one(tmp_path)
+    with (tmp_path / "park/1.park").open("ab") as file:
+        file.write(more)
+    async with daemon(tmp_path, ALWAYS) as run:
+        assert (await run.run(turn(1, [*stream, 5]))).warm_prefix == 0
+        assert "where its state has" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "directory"])
+async def test_what_is_no_regular_file_is_no_artifact(tmp_path: Path, kind: str) -> None:
+    stream = await park_one(tmp_path)
+    path = tmp_path / "park/1.park"
+    path.unlink()
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case _:
+            path.mkdir()
+    assert park.Parks(tmp_path / "park", 0).read(1, np.array(stream, np.uint32)) is None
+    async with daemon(tmp_path, ALWAYS) as run:
+        assert run.keeper.tier(1) is None
+        assert (await run.run(turn(1, [*stream, 5]))).warm_prefix == 0
