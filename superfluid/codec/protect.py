@@ -154,8 +154,12 @@ class Conversation:
 
     def render(self, template: ChatTemplate) -> str:
         """The plain text, unprotected."""
+        needs = template.needs
         return template.render(
-            [turn.message() for turn in self.turns], self.tools, generation=self.generation, kwargs=self.kwargs
+            needs.messages([turn.message() for turn in self.turns]),
+            needs.tools(self.tools or ()),
+            generation=self.generation,
+            kwargs=self.kwargs,
         )
 
     def texts(self) -> Iterator[str]:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from jinja2 import nodes
@@ -12,6 +13,8 @@ from jinja2.exceptions import TemplateError as JinjaError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
+
+from superfluid.codec.needs import Needs
 
 RENDER_SECONDS = 10.0  # a template is untrusted: longer than this is an endless loop
 RENDER_CHARACTERS = 64 << 20  # and more text than this fits no window
@@ -193,6 +196,18 @@ class ChatTemplate:
     def sources(self) -> str:
         """Both sources in one text, to look for words in."""
         return self.source + (self.tool_use_source or "")
+
+    @cached_property
+    def needs(self) -> Needs:
+        """What it insists on that clients may leave out; `render` fills in nothing itself."""
+        return Needs.learn(self._accepts)
+
+    def _accepts(self, messages: Sequence[Json], tools: Sequence[Json] | None) -> bool:
+        try:
+            self.render(messages, tools)
+        except TemplateFailed:
+            return False
+        return True
 
     def strftime(self, form: str) -> str:
         """The date of the load, in UTC."""

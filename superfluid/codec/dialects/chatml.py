@@ -18,7 +18,7 @@ from superfluid.codec.dialects.dialect import (
 )
 from superfluid.codec.framing import Encoder, Piece, content, framing, joined
 from superfluid.codec.media import Medium, between
-from superfluid.codec.protect import StandIns, common_prefix
+from superfluid.codec.protect import Conversation, StandIns, common_prefix
 from superfluid.codec.template import ChatTemplate, TemplateFailed
 from superfluid.codec.thinking import has_thinking_switch
 from superfluid.codec.tokenizer import single_token
@@ -189,8 +189,8 @@ class ChatMl(Dialect):
         ]
         turns = [Turn("user", "x"), Turn("assistant", calls=tuple(stood))]
         try:
-            whole = self.template.render([turn.message() for turn in turns])
-            without = self.template.render([turns[0].message(), Turn("assistant").message()])
+            whole = Conversation(turns).render(self.template)
+            without = Conversation([turns[0], Turn("assistant")]).render(self.template)
         except TemplateFailed:
             return []
         head = without[: len(without) - common_prefix(whole[::-1], without[::-1])]
@@ -228,7 +228,7 @@ class ChatMl(Dialect):
         stand = StandIns(
             self.encoder, [text or "", self.template.sources, *strings_of(list(tools)), *strings_of(kwargs)]
         )
-        tools = map_strings(list(tools), stand.markers)
+        tools = map_strings(self.template.needs.tools(tools), stand.markers)
         kwargs = map_strings(kwargs, stand.markers)
         user = {"role": "user", "content": "x"}
 
