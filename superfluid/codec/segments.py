@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from threading import Lock
 
-from superfluid.codec.words import WordEncoder
+from superfluid.codec.words import AT_ONCE, WordEncoder, packed
 
 REMEMBERED = 4 << 20  # bytes of text and ids that are kept
 LONGEST = 1 << 16  # characters: a longer segment is a document, which rarely comes back
@@ -79,7 +79,8 @@ class SegmentEncoder:
         segments.append(text[at:])
         out: list[int] = []
         for ids, marker_id in zip_longest(self._encoded(segments), markers):
-            out.extend(ids)
+            for at in range(0, len(ids), AT_ONCE):
+                out.extend(ids[at : at + AT_ONCE])
             if marker_id is not None:
                 out.append(marker_id)
         return out
@@ -103,8 +104,8 @@ class SegmentEncoder:
             else:
                 found[text] = ids
         for text, made in zip(missing, self._words.encode_all(missing), strict=True):
-            found[text] = packed = array("I", made)
-            self._cache.put(text, packed)
+            found[text] = ids = packed(made)
+            self._cache.put(text, ids)
         return map(found.__getitem__, texts)
 
     def _is_alone(self, marker: str) -> bool:

@@ -45,6 +45,17 @@ _PROBES = (
 )  # fmt: skip
 _RUN = re.compile(rf"[^\n]{{{BLOCK}}}|\s{{{BLOCK}}}")
 
+AT_ONCE = 1 << 16
+"""Ids that are handled in one step: threads take turns between steps, and a document may have millions."""
+
+
+def packed(ids: Sequence[int]) -> "array[int]":
+    """Ids in an array, in steps that let other threads run."""
+    out = array("I")
+    for at in range(0, len(ids), AT_ONCE):
+        out.extend(array("I", ids[at : at + AT_ONCE]))
+    return out
+
 
 class Cuts:
     """Where a vocabulary's texts may be cut. Immutable.
@@ -232,7 +243,8 @@ class WordEncoder:
         done = 0
         for at, start, end in gaps:
             if at > done:
-                out += ffi.unpack(ids + done, at - done)
+                for first in range(done, at, AT_ONCE):
+                    out += ffi.unpack(ids + first, min(AT_ONCE, at - first))
                 done = at
             word = words.text[start:end]
             if start == 0:

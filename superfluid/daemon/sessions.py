@@ -4,13 +4,15 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import orjson
 import trio
 
 from superfluid.codec.blocks import UnknownBlockKind, block_text
 from superfluid.codec.dialects.dialect import NoChatDialect
 from superfluid.codec.json_text import read_json
+from superfluid.codec.words import AT_ONCE, packed
 from superfluid.daemon.media import MediaPool
 from superfluid.daemon.purging import Purges
 from superfluid.link import events as ev, session_api as api
@@ -194,7 +196,7 @@ class Sessions:
         )
 
     async def append_system(self, session: int, text: str | None, tools: list[str]) -> ev.Event:
-        declared = [read_tool(index, tool) for index, tool in enumerate(tools)]
+        declared = [strict_tool(index, tool) for index, tool in enumerate(tools)]
         self._model.note_tools(declared)
         return await self._append_turn(
             session,
@@ -278,7 +280,7 @@ class Sessions:
                 history = [event.body for event in found.events()]
             turn: list[int] | None
             try:
-                turn = await self._model.in_thread(render, history)
+                turn = await self._model.in_thread(_rendered, render, history)
             except NoChatDialect:
                 turn = None
             if history is None or self._store.session(session).n_events == seen:
@@ -473,6 +475,23 @@ def open_call_text(session: Session) -> str:
         elif isinstance(body, ev.Generated | ev.GenerationPrompt | ev.ToolUse | ev.ToolParseFailure):
             break
     return "".join(reversed(pieces))
+
+
+def _rendered(render: Callable[[Sequence[ev.Body] | None], list[int]], history: Sequence[ev.Body] | None) -> list[int]:
+    """A turn; a long one is packed here, in the codec's thread: to pass over millions of numbers takes longer than
+    others on the event loop can wait."""
+    turn = render(history)
+    return turn if len(turn) <= AT_ONCE else cast("list[int]", packed(turn))
+
+
+def strict_tool(index: int, text: str) -> dict[str, Any]:
+    """`read_tool` of what a client sends now: without NaN, infinite numbers and half surrogate pairs, as HTTP takes it.
+    Logs may hold such."""
+    try:
+        orjson.loads(text)
+    except ValueError as error:
+        raise errors.InvalidTool(index, f"not JSON: {error}") from None
+    return read_tool(index, text)
 
 
 def read_tool(index: int, text: str) -> dict[str, Any]:

@@ -5,8 +5,9 @@ comes between; refusals are the SessionError classes, and carry the records that
 own tokens are the caller's: rendering may be slow, and is another room's.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import attrs
 
@@ -135,7 +136,10 @@ def tool_history(store: Store, session: int, content: str, turn: Span | None, di
 
 
 def _after_lead(target: Session, turn: Span, dialect: Dialect) -> list[int]:
-    return [*lead(target.whole_ahead(), dialect), *turn]
+    ahead = lead(target.whole_ahead(), dialect)
+    if isinstance(turn, array):
+        return cast("list[int]", array("I", ahead) + turn)  # a long one stays packed
+    return [*ahead, *turn]
 
 
 def _chat(turn: Span | None) -> Span:

@@ -64,6 +64,9 @@ def test_a_tool_loop(served: Served) -> None:
             client.call(api.AppendSystemRequest(session.id, "late", []))
         with pytest.raises(InvalidTool, match="tool 1 is not"):
             client.session(tools=[TOOL, {"type": "retrieval"}])
+        for value in ("NaN", "-Infinity", "1e999", '"\\ud800"'):
+            with pytest.raises(InvalidTool, match="tool 0 is not a function declaration: not JSON"):
+                client.session(tools=[f'{{"name": "f", "parameters": {{"default": {value}}}}}'])
 
 
 def test_leaving_a_stream_early_cancels_it(served: Served) -> None:

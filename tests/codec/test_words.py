@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from superfluid.codec.framing import Encoder, content, framing
 from superfluid.codec.tokenizers.gguf import GgufTokenizer
-from superfluid.codec.words import BLOCK, GROUP, Cuts, WordEncoder
+from superfluid.codec.words import AT_ONCE, BLOCK, GROUP, Cuts, WordEncoder, packed
 from superfluid.llama.vocab import Vocab
 from tests import models
 
@@ -186,3 +186,10 @@ def test_what_is_forgotten_meanwhile_is_encoded_again(
     expected = [native(tokenizer, text) for text in texts]
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(shared.encode, texts * 4)) == expected * 4
+
+
+@pytest.mark.parametrize("length", [0, 1, AT_ONCE, 2 * AT_ONCE + 7])
+def test_ids_are_packed_in_steps(length: int) -> None:
+    made = packed(list(range(length)))
+    assert made.typecode == "I"
+    assert made.tolist() == list(range(length))
