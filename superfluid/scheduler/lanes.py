@@ -205,7 +205,7 @@ class Ticket:
     def _calls(self, codec: CodecLike, cut: bool = False) -> list[Body]:
         raw = "".join(self.tool_text)
         self.tool_text.clear()
-        if not raw.strip():
+        if not (raw if cut else raw.strip()):  # blanks between markers are no call; those that a limit cut are text
             return []
         calls = codec.read_call(raw, self.job.tools, cut=cut)
         if calls is None:

@@ -289,6 +289,24 @@ def test_a_demanded_call_comes(site: Site, choice: object, stream: bool) -> None
     assert [(one["name"], json.loads(one["arguments"])) for one in calls] == [("get_weather", {"city": "Rome"})]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_demanded_call_cut_in_its_blanks_is_text(site: Site, stream: bool) -> None:
+    """The grammar lets blanks lead the call, and this model writes nothing else."""
+    ask = {"model": "scripted-plain", "messages": HI, "temperature": 0, "tools": [TOOL, OTHER], "max_tokens": 5}
+    reply = call(site, "POST", "/v1/chat/completions", ask | {"tool_choice": "required", "stream": stream})
+    assert reply.status == 200, reply.body
+    if stream:
+        content, calls = joined_calls(reply.events)
+        finish = reply.events[-1]["choices"][0]["finish_reason"]
+    else:
+        answer = reply.json["choices"][0]
+        content, finish = answer["message"]["content"], answer["finish_reason"]
+        calls = answer["message"].get("tool_calls", [])
+    assert (calls, finish) == ([], "length")
+    assert content
+    assert not content.strip()
+
+
 ODD_NAMES = [
     "mcp__files.read/all", "no spaces? yes", "</tool_call>", "<|im_end|>", 'quo"te', "new\nline", "\\", "\0",
     "\u00e9\u4e2d", "x" * 800,
