@@ -16,7 +16,8 @@ from superfluid.scheduler.link import EngineLink, EngineRefused, LinkFault, Work
 from superfluid.scheduler.loop import Scheduler
 
 REMEMBERED = 512  # verdicts; agents send the same tools with every request
-TRIES = 3  # workers that are asked before one lives long enough to answer
+TRIES = 3  # workers that are asked before one lives long enough to begin
+FATAL = 0  # the verdict on a grammar that a worker died over: never compiled again
 
 
 class Grammars:
@@ -39,16 +40,20 @@ class Grammars:
             refused = await self._refused(attempt)
             if refused is None:
                 return attempt
+            if refused == FATAL:
+                break  # the other attempts are of the same schemas
         if constraint.refusal is None:
             return None
-        if refused == Status.Unsupported:
+        if refused == FATAL:
+            why = "the model's worker died while it was compiled, so it is not compiled again; simplify the schema"
+        elif refused == Status.Unsupported:
             why = "its engine has no grammar of this kind"
         else:
             why = await trio.to_thread.run_sync(objection, constraint.schemas, limiter=self._threads)
         raise ConstraintUnsatisfiable(f"{constraint.refusal}: {why}", constraint.param)
 
     async def _refused(self, attempt: Attempt) -> int | None:
-        """The status with which the worker refuses a grammar; none when it compiles."""
+        """The status with which the worker refuses a grammar, or FATAL; none when it compiles."""
         key = hashlib.blake2b(f"{attempt.kind}:{attempt.text}".encode(), digest_size=16).digest()
         if key not in self._verdicts:
             self._verdicts[key] = await self._try(attempt)
@@ -64,9 +69,11 @@ class Grammars:
         why = ""
         for _ in range(TRIES):
             await self._ensure_serving()
+            begun = False
             try:
                 with trio.CancelScope(shield=True):  # what is made is freed, whoever leaves meanwhile
                     link, answer = await self._scheduler.side(begin)
+                    begun = True
                     made = await answer()  # ticks run meanwhile
                     assert isinstance(made, linkw.CreateGrammarOk)
                     link.grammar_free(made.grammar_handle)
@@ -76,5 +83,7 @@ class Grammars:
             except LinkFault:
                 return Status.RejectBadStruct
             except WorkerGone as gone:
+                if begun and not gone.unread:
+                    return FATAL
                 why = gone.reason
-        raise ModelFailed(f"the model's worker died while a grammar was compiled: {why}")
+        raise ModelFailed(f"the model's worker died before a grammar was compiled: {why}")

@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from superfluid.codec.held_schemas import SchemaRefused, held, on_deep_stack
+
 Json = Any
 
 LONGEST = 300  # characters of the compiler's words
@@ -36,10 +38,13 @@ def _words(schema: Json) -> str | None:
     from llguidance import LLMatcher  # 10 MB that a daemon without refusals never loads
 
     try:
-        text = json.dumps(_without_formats(schema))
-        failed, said = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(text))
+        text = json.dumps(_without_formats(held(schema)))  # nor may the compiler end this process
+        grammar = LLMatcher.grammar_from_json_schema(text)
+        failed, said = on_deep_stack(lambda: LLMatcher.validate_grammar_with_warnings(grammar))
     except RecursionError:
         return "it is nested too deep"
+    except SchemaRefused as refused:
+        return str(refused)[:LONGEST]
     except ValueError as error:
         failed, said = True, [str(error)]
     if not failed:

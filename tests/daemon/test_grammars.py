@@ -127,3 +127,24 @@ async def test_no_worker_at_all(bench: Bench) -> None:
         for _ in range(TRIES):
             await trio.testing.wait_all_tasks_blocked()
             bench.scheduler.retire("gone for good")
+
+
+async def test_what_a_worker_died_over_is_never_compiled_again(bench: Bench) -> None:
+    asked: list[linkw.StateSyncReq] = []
+
+    async def begin_and_die(request: linkw.StateSyncReq) -> Callable[[], Awaitable[linkw.StateSyncOk]]:
+        asked.append(request)
+
+        async def die() -> linkw.StateSyncOk:
+            raise WorkerGone("killed by signal 11")
+
+        return die
+
+    bench.link.begin = begin_and_die  # type: ignore[method-assign]
+    async with bench.serving() as scheduler:
+        grammars = Grammars(scheduler, serving)
+        for _ in range(2):
+            with pytest.raises(ConstraintUnsatisfiable, match="not compiled again"):
+                await grammars.choose(Constraint(attempts=(GOOD, OTHER), refusal="no"))
+        assert await grammars.choose(Constraint(attempts=(GOOD, OTHER))) is None
+    assert len(asked) == 1

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from superfluid.codec.held_schemas import on_deep_stack
 from superfluid.engines.engine import EngineError, Status
 from superfluid.engines.executor.schemas import close_schema
 from superfluid.engines.executor.structural import MARKER_PREFIX, StructuralWriter
@@ -136,7 +137,7 @@ class GrammarCompiler:
         with self._lock:
             kept = self._kept.get((kind, text))
         if kept is None:
-            kept = _made(make, text)
+            kept = on_deep_stack(lambda: _made(make, text))
         with self._lock:
             self._kept[kind, text] = kept
             self._kept.move_to_end((kind, text))

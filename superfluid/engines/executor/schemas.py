@@ -12,6 +12,8 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from superfluid.codec.held_schemas import held
+
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"  # between JSON tokens; a bound, so that a model cannot pad for ever
 
 ANNOTATIONS = frozenset(
@@ -30,10 +32,10 @@ _BOUNDS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minPrope
 
 
 def close_schema(schema: dict[str, Any] | bool) -> dict[str, Any]:
-    """The schema with every declaring object and array closed, and whitespace bounded unless it bounds it itself."""
-    closed = _close(_plain(schema)) if isinstance(schema, dict) else ({} if schema else {"not": {}})
-    guidance = closed.get("x-guidance")
-    closed["x-guidance"] = {"whitespace_pattern": WHITESPACE} | (guidance if isinstance(guidance, dict) else {})
+    """The schema with every declaring object and array closed, and whitespace bounded unless it bounds it itself.
+    Raises SchemaRefused for what the compiler could not hold."""
+    closed = _close(_plain(held(schema))) if isinstance(schema, dict) else ({} if schema else {"not": {}})
+    closed["x-guidance"] = {"whitespace_pattern": WHITESPACE} | closed.get("x-guidance", {})
     return closed
 
 
