@@ -239,23 +239,34 @@ def _is_number(value: Json) -> bool:
 
 
 _CLASS = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]", re.DOTALL)
+_NUL = re.compile(r"\0|\\0|\\[xu]\{0+\}|\\x00|\\u0000")
 
 
 def _pattern(pattern: str) -> str:
-    """A pattern whose classes hold in a JSON text: of one with every control character but without the quote or the
-    backslash the compiler allows the escapes of those too, so U+0000 is taken out of it."""
-    return _CLASS.sub(lambda found: _class(found[0]), pattern)
+    """A pattern whose classes hold in a JSON text: where every control character may come but not the quote, or not the
+    backslash, the compiler allows the escapes of those too, so U+0000 may not come there."""
+    if not any(_misread(found, _CONTROLS) for found in _classes(pattern)):
+        return pattern
+    if _NUL.search(_CLASS.sub(lambda found: "" if found[0][0] == "[" else found[0], pattern)):
+        raise SchemaRefused(f"the pattern {pattern[:80]!r} has U+0000 beside a class without a quote or backslash")
+    return _CLASS.sub(lambda found: f"[{found[0]}&&[^\\x00]]" if _misread(found[0], "\0") else found[0], pattern)
 
 
-def _class(text: str) -> str:
+def _classes(pattern: str) -> Iterator[str]:
+    return (found[0] for found in _CLASS.finditer(pattern))
+
+
+def _misread(text: str, controls: str) -> bool:
+    """Whether a class has all of `controls`, but not both the quote and the backslash."""
     if not text.startswith("["):
-        return text
+        return False
+    if "[" in text[1:] or "&&" in text:
+        return True  # sets in sets are read differently here
     try:
         matches = re.compile(text).match
-        safe = (matches('"') and matches("\\")) or not all(map(matches, _CONTROLS))
     except re.error:
-        safe = False
-    return text if safe else f"[{text}&&[^\\x00]]"
+        return True  # what only the compiler can read
+    return all(map(matches, controls)) and not (matches('"') and matches("\\"))
 
 
 def _escaped(key: str) -> str:

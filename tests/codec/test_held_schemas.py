@@ -57,6 +57,7 @@ def chain(links: int, link: str) -> dict[str, Any]:
         ({"type": "number", "minimum": float("nan")}, "no number of JSON"),
         (chain(3000, "ref"), r"counted through \$ref"),
         (chain(3000, "items"), r"counted through \$ref"),
+        ({"pattern": r'^(\x00|[^"])$'}, "U\\+0000"),
         ({"const": {"type": "integer"}, "$ref": "#/const"}, "points into const"),
         ({"properties": {f"p{n}": {} for n in range(MAX_OPTIONAL + 1)}}, "1001 optional properties"),
         (
@@ -121,6 +122,7 @@ def test_bounds_of_numbers_are_held() -> None:
         r"^[\x00-\x1f!]{2}$",
         "^[\n\t\u0000-\u001f]{3}$",
         r'^[^\]"]{2}$',
+        r'^([^"]|[\x00-\x04])+$',
         '^[^]"]$',
     ],
 )
@@ -138,6 +140,12 @@ def test_classes_without_a_quote_do_not_let_its_escape_pass(pattern: str) -> Non
             matcher.consume_token(text[-1])
         if matcher.is_accepting() or matcher.is_stopped():
             assert re.search(pattern, json.loads(text)), bytes(text)
+
+
+def test_classes_that_only_the_compiler_reads() -> None:
+    for pattern in (r'^[^[:alpha:]"]$', r'^[^\p{L}"]$'):
+        grammar = compiled({"type": "string", "pattern": pattern})
+        assert takes(grammar, '"1"') and not takes(grammar, r'"\""') and not takes(grammar, '"a"')
 
 
 def test_guidance_is_whitespace_alone() -> None:
