@@ -220,14 +220,12 @@ def _bound_integers(schema: dict[str, Json], bounds: Mapping[str, float], place:
 
 
 def _bound_reals(schema: dict[str, Json], bounds: Mapping[str, float]) -> None:
-    """An integer that is excluded passes the compiler where the other bound has the same whole part, as 0 does between
-    0 and 0.5: then the nearest number beyond it that the compiler tells from it is the bound."""
+    """An integer that is excluded passes the compiler where the other bound, which an allOf may bring, is further from
+    zero and has the same whole part, as 0 does between 0 and 0.5: so the nearest number beyond it that the compiler
+    tells from it is the bound."""
     for inclusive, exclusive, sign in _SIDES:
         out = sign * bounds.get(exclusive, math.nan)
         if math.isnan(out) or out != int(out) or out < 0:
-            continue
-        others = [sign * bounds[key] for side in _SIDES if side[2] != sign for key in side[:2] if key in bounds]
-        if out and not any(out < other < out + 1 for other in others):
             continue
         near = out + 10.0 ** (len(str(int(out))) - DIGITS) if out else NEAREST
         del schema[exclusive]

@@ -111,6 +111,8 @@ def test_bounds_of_numbers_are_held() -> None:
             below = high is None or value < Decimal(high) or (value == Decimal(high) and not past_high)
             assert (above and below) or not takes(grammar, number), (schema, number)
     assert takes(compiled({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}), "0.001")
+    apart = compiled({"allOf": [{"type": "number", "exclusiveMinimum": 1}, {"maximum": 1.5}]})
+    assert takes(apart, "1.001") and not takes(apart, "1") and not takes(apart, "1.0")
 
 
 @pytest.mark.parametrize(
