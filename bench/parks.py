@@ -1,10 +1,10 @@
 """What parking gives and costs: the first token after a restart, and the lanes beside a session that parks.
 
-    python -m bench.parks [MODEL] [--tokens 1500] [--seconds 12] [--rounds 5]
+    python -m bench.parks [MODEL] [--tokens 1500] [--seconds 12] [--rounds 5] [--pace 2]
 
 First: seconds to the first token of a session of so many tokens after the server was restarted, without a park, with
 one (the default: written at the drain), and of the same conversation over HTTP from the disk tier. Then: the rate of
-four HTTP streams while a fifth session of that length ends a short turn every two seconds, with nothing kept, with the
+four HTTP streams while a fifth session of that length ends a short turn every so many seconds, with nothing kept, with the
 default, and with --park, side by side.
 """
 
@@ -31,7 +31,6 @@ SENTENCE = "The old lighthouse keeper wrote down the weather, the passing ships 
 SENTENCE_TOKENS = 19
 NEIGHBOURS = 4
 NEIGHBOUR_REPLY = 64
-PACE = 2.0  # seconds between the turns of the session beside them
 KEEPING: dict[str, tuple[str, ...]] = {
     "nothing kept": ("--no-park", "--cache-disk-gb", "0"),
     "default": (),
@@ -94,7 +93,7 @@ def first(answer: Answer) -> float:
     return (answer.first or answer.ended) - answer.sent
 
 
-def beside(model: Path, tokens: int, seconds: float, rounds: int) -> None:
+def beside(model: Path, tokens: int, seconds: float, rounds: int, pace: float) -> None:
     """The neighbours' rates with each set of flags, the servers taking turns; ratios to the first are of one round."""
     with ExitStack() as stack:
         servers: dict[str, Server] = {}
@@ -109,7 +108,7 @@ def beside(model: Path, tokens: int, seconds: float, rounds: int) -> None:
         labels = list(servers)
         for turn in range(rounds + 1):
             for label in labels[turn % len(labels) :] + labels[: turn % len(labels)]:
-                rate = neighbours(servers[label], sessions[label], seconds)
+                rate = neighbours(servers[label], sessions[label], seconds, pace)
                 if turn:
                     rates[label].append(rate)
         base = rates[labels[0]]
@@ -118,8 +117,8 @@ def beside(model: Path, tokens: int, seconds: float, rounds: int) -> None:
             print(f"  {label:12} {statistics.median(made):6.1f} tokens/s ({ratio:.3f}); {servers[label].counters()}")
 
 
-def neighbours(server: Server, session: Session, seconds: float) -> float:
-    """Tokens a second of the streams beside a session that makes a short turn every `PACE` seconds."""
+def neighbours(server: Server, session: Session, seconds: float, pace: float) -> float:
+    """Tokens a second of the streams beside a session that makes a short turn every `pace` seconds."""
     made = [0] * NEIGHBOURS
     end = time.perf_counter() + seconds
 
@@ -132,7 +131,7 @@ def neighbours(server: Server, session: Session, seconds: float) -> float:
     for thread in threads:
         thread.start()
     turn = begun
-    while (turn := turn + PACE) < end:
+    while (turn := turn + pace) < end:
         time.sleep(max(turn - time.perf_counter(), 0.0))
         session.generate(8)
     for thread in threads:
@@ -145,6 +144,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--tokens", type=int, default=1500)
     parser.add_argument("--seconds", type=float, default=12.0, help="of a round")
+    parser.add_argument("--pace", type=float, default=2.0, help="seconds between the turns of the session beside them")
     parser.add_argument("--rounds", type=int, default=5, help="kept, after one that is dropped")
     arguments = parser.parse_args()
     model = arguments.model or demo_model(home_directory())
@@ -152,8 +152,10 @@ def main() -> None:
     for label in ("nothing kept", "default"):
         print(label)
         after_restart(model, arguments.tokens, *KEEPING[label])
-    print(f"{NEIGHBOURS} streams beside a session of {arguments.tokens} tokens that ends a turn every {PACE:g} s")
-    beside(model, arguments.tokens, arguments.seconds, arguments.rounds)
+    print(
+        f"{NEIGHBOURS} streams beside a session of {arguments.tokens} tokens that ends a turn every {arguments.pace:g} s"
+    )
+    beside(model, arguments.tokens, arguments.seconds, arguments.rounds, arguments.pace)
 
 
 if __name__ == "__main__":

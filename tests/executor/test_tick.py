@@ -257,7 +257,8 @@ def test_a_draw_depends_on_its_place_in_the_stream_alone() -> None:
 
 def test_latency_and_rate_size_the_steps() -> None:
     rate = PrefillRate()
-    assert rate.step_tokens(512, True) == 512 and rate.synchronous(512, False)
+    assert rate.step_tokens(512, True) == rate.step_tokens(512, False) == 128 and rate.synchronous(512, False)
+    assert rate.step_tokens(0, True) == rate.step_tokens(0, False) == 0 and rate.step_tokens(64, False) == 64
     rate.measured(127, 9)
     assert rate.seconds is None
     rate.measured(1000, 1)
@@ -265,6 +266,7 @@ def test_latency_and_rate_size_the_steps() -> None:
     assert rate.step_tokens(0, True) == 256 and rate.step_tokens(64, True) == 64
     rate.measured(1000, 11)
     assert rate.seconds == pytest.approx(0.004) and rate.step_tokens(512, True) == 128
+    assert rate.step_tokens(512, False) == 128 and rate.step_tokens(0, False) == 0
     assert rate.synchronous(512, False) and not rate.synchronous(64, False) and rate.synchronous(64, True)
 
 

@@ -106,6 +106,7 @@ class PrefillRate:
 
     MEASURED_TOKENS = 128  # a tick with fewer says little
     KEPT = 0.7
+    STEP_SECONDS = 0.6  # so that a lane whose client leaves is free within a second
     LATENCY_STEP_SECONDS = 0.3
     SYNC_STEP_SECONDS = 0.5  # a step so long is waited for, so that a yield comes in time
     LATENCY_QUANTUM = 128
@@ -116,11 +117,13 @@ class PrefillRate:
             self.seconds = now if self.seconds is None else self.KEPT * self.seconds + (1 - self.KEPT) * now
 
     def step_tokens(self, declared: int, latency: bool) -> int:
-        """Tokens of a prefill step (0: all in one)."""
-        if not latency or not self.seconds:
-            return declared
-        quantum = self.LATENCY_QUANTUM
-        step = max(quantum, int(self.LATENCY_STEP_SECONDS / self.seconds / quantum) * quantum)
+        """Tokens of a prefill step (0: all in one); while nothing is measured, the least."""
+        if not declared and not (latency and self.seconds):
+            return 0
+        step = quantum = self.LATENCY_QUANTUM
+        if self.seconds:
+            wanted = self.LATENCY_STEP_SECONDS if latency else self.STEP_SECONDS
+            step = max(quantum, int(wanted / self.seconds / quantum) * quantum)
         return min(step, declared) if declared else step
 
     def synchronous(self, step_tokens: int, latency: bool) -> bool:
