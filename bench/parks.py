@@ -4,8 +4,8 @@
 
 First: seconds to the first token of a session of so many tokens after the server was restarted, without a park, with
 one (the default: written at the drain), and of the same conversation over HTTP from the disk tier. Then: the rate of
-four HTTP streams while a fifth session of that length ends a short turn every so many seconds, with nothing kept, with the
-default, and with --park, side by side.
+four HTTP streams while a fifth session of that length ends a short turn every so many seconds, with nothing kept, with
+the default, and with --park, side by side.
 """
 
 import argparse
@@ -152,9 +152,8 @@ def main() -> None:
     for label in ("nothing kept", "default"):
         print(label)
         after_restart(model, arguments.tokens, *KEEPING[label])
-    print(
-        f"{NEIGHBOURS} streams beside a session of {arguments.tokens} tokens that ends a turn every {arguments.pace:g} s"
-    )
+    session = f"a session of {arguments.tokens} tokens that ends a turn every {arguments.pace:g} s"
+    print(f"{NEIGHBOURS} streams beside {session}")
     beside(model, arguments.tokens, arguments.seconds, arguments.rounds, arguments.pace)
 
 
