@@ -314,8 +314,8 @@ def test_a_task_dump_goes_to_stderr(server: Server) -> None:
     next(stream)
     server.signal(signal.SIGUSR2)
     for name in ("daemon", "registry", f"model:{MODEL}", f"worker:{MODEL}", f"link:{MODEL}", f"scheduler:{MODEL}"):
-        server.said(rf"^ *{name}: ")
-    server.said(r"^ *request:\d+ POST /v1/chat/completions: ")
+        assert server.said(rf"^ *{name}: ")
+    assert server.said(r"^ *request:\d+ POST /v1/chat/completions: ")
     stream.close()
 
 

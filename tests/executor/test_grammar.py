@@ -330,7 +330,7 @@ def test_whitespace_around_a_json_body_is_bounded() -> None:
 
 
 def test_other_markers_are_free_text() -> None:
-    follow(structural(tools(False, False)), "<think>so</think>")
+    assert follow(structural(tools(False, False)), "<think>so</think>").accepting
 
 
 def test_markers_inside_strings_are_their_tokens_longest_first() -> None:
@@ -420,7 +420,7 @@ def test_any_text_before_an_end_of_text_and_marker() -> None:
 
 
 def test_a_format_may_come_without_its_envelope() -> None:
-    follow(COMPILER.structural(json.dumps(const("ab"))).matcher(), "ab")
+    assert follow(COMPILER.structural(json.dumps(const("ab"))).matcher(), "ab").accepting
 
 
 def test_reasoning_first_then_json() -> None:
