@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from superfluid.cli.choosing import Chosen, worker_options
@@ -20,6 +21,7 @@ from superfluid.observe.metrics import Metrics, ModelMetrics
 from superfluid.scheduler.classes import parse_class_lanes
 from superfluid.scheduler.fim import Rate
 from superfluid.scheduler.keeping import GIGABYTE, KeepSettings, ParkMode
+from superfluid.sessions.shelve import shelve
 
 SATELLITE_WINDOW = 8192  # tokens per lane of --fim-model, where none is given: what surrounds a cursor fits
 
@@ -50,6 +52,7 @@ def make_daemon(
             starvation_ticks=options.starvation_ticks,
             class_lanes=parse_class_lanes(options.class_lanes, options.max_batch),
             keep=keep_settings(options),
+            sessions_afresh=options.sessions_cache,
             sessions_ttl=options.sessions_ttl,
             tool_lease_ms=options.tool_lease_ms,
             pin_budget_pct=options.pin_budget_pct,
@@ -63,7 +66,14 @@ def make_daemon(
     fim = FimService(metrics, rate, options.completion_deadline_ms)
     if satellite is not None:
         fim.satellite = make_satellite(options, satellite, metrics, sessions)
-    return Daemon(home, models, metrics, fim)
+    aside = partial(put_aside, sessions) if options.sessions_cache else None
+    return Daemon(home, models, metrics, fim, put_logs_aside=aside)
+
+
+def put_aside(sessions: Path) -> None:
+    """Keep the logs of the last run, and say where. Raises LogIOError."""
+    for log in shelve(sessions):
+        say(f"the log of the last run is kept as {log}")
 
 
 def own_options(options: ServeOptions, one: Chosen) -> list[str]:

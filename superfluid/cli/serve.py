@@ -32,7 +32,6 @@ from superfluid.llama.search import LIBRARY_VARIABLE, home_directory
 from superfluid.observe.log import LogFilter
 from superfluid.scheduler.classes import parse_class, parse_class_lanes
 from superfluid.sessions.errors import StoreError
-from superfluid.sessions.shelve import shelve
 
 MAX_SOCKET_PATH = 108 if sys.platform == "linux" else 104  # bytes of a socket address, its NUL included
 LEAST_RATE = 0.001  # of --completion-rate that is on
@@ -90,9 +89,6 @@ def start(options: ServeOptions) -> int:
             redirect_stderr(options.log_file)
         with ServeLock(sessions):
             make_private(home)
-            if options.sessions_cache:
-                for log in shelve(sessions):
-                    say(f"the log of the last run is kept as {log}")
             from superfluid.cli.assemble import make_daemon
             from superfluid.cli.serving import run
 

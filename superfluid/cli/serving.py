@@ -70,7 +70,7 @@ async def serve(options: ServeOptions, daemon: Daemon, socket_path: Path) -> int
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_signals, run, nursery.cancel_scope, name="signals")
             nursery.start_soon(keep_watchdog_quiet, name="watchdog")
-            refuse_taken_socket(socket_path)
+            check_socket(socket_path)
             for model in daemon.everything:
                 announce(model)
             await nursery.start(daemon.run, name="registry")
@@ -111,8 +111,16 @@ def announce(model: Model) -> None:
     say(f"context window {model.planned.tokens} tokens ({model.planned.why})")
 
 
-def refuse_taken_socket(path: Path) -> None:
-    """Leave alone a socket on which another server answers. Raises SocketTaken."""
+def check_socket(path: Path) -> None:
+    """Raises SocketTaken where the session socket cannot be made; one on which a server answers is left alone."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SocketTaken(f"--socket {path}: {error.strerror}") from None
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise SocketTaken(f"--socket {path}: {path.parent} cannot be written")
+    if os.path.lexists(path) and not path.is_socket():
+        raise SocketTaken(f"--socket {path}: something else is there")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))

@@ -1,7 +1,8 @@
 """The daemon: the models it serves, its metrics, and its drain; what every API and command talks to."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -28,12 +29,16 @@ class ModelUnavailable(Exception):
 
 @attrs.define
 class Daemon:
-    """All models of one server. Made by `superfluid serve`; `run` serves until it is cancelled or a model fails."""
+    """All models of one server. Made by `superfluid serve`; `run` serves until it is cancelled or a model fails.
+
+    `put_logs_aside` is for a run that begins with fresh logs: called, in a thread, once nothing else can fail.
+    """
 
     home: Path
     models: list[Model]
     metrics: Metrics
     fim: FimService = attrs.Factory(lambda self: FimService(self.metrics), takes_self=True)
+    put_logs_aside: Callable[[], None] | None = None
     drain_started: trio.Event = attrs.Factory(trio.Event)
     _answers: int = 0
     _answered: trio.Event = attrs.Factory(trio.Event)
@@ -73,10 +78,20 @@ class Daemon:
         return self.metrics.render()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve every model; started when all are ready. Raises ModelFailed when one cannot be, DialectRefused."""
+        """Serve every model; started when all are ready. Raises ModelFailed when one cannot be, DialectRefused.
+
+        No model's log is written before all models, one after the other, have shown that they can be served.
+        """
+        cleared = trio.Event()
         async with trio.open_nursery() as nursery:
-            for model in self.everything:
-                await nursery.start(model.run, name=f"model:{model.name}")
+            async with trio.open_nursery() as starting:
+                for model in self.everything:
+                    run = partial(model.run, cleared=cleared.wait)
+                    starting.start_soon(partial(nursery.start, run, name=f"model:{model.name}"))
+                    await model.passed.wait()
+                if self.put_logs_aside is not None:
+                    await trio.to_thread.run_sync(self.put_logs_aside)
+                cleared.set()
             task_status.started()
 
     @contextmanager

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,6 +68,7 @@ class ModelConfig:
     starvation_ticks: int = 8
     class_lanes: dict[Class, int] = attrs.Factory(dict)
     keep: KeepSettings = attrs.Factory(KeepSettings)
+    sessions_afresh: bool = False
     sessions_ttl: float = 0.0
     tool_lease_ms: int = 0
     pin_budget_pct: int = BUDGET_PCT
@@ -98,6 +99,7 @@ class Model:
         self._tools_noted = False
         self._opened = trio.Event()  # the store is
         self._examined = trio.Event()  # nothing is wrong with the model's files and the log
+        self.passed = trio.Event()  # nor with its first worker: its log may be begun
         self._ready = trio.Event()  # everything but the worker is
 
     window_flag = "--max-context"
@@ -152,30 +154,38 @@ class Model:
 
     # ---- life
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Open the store and the codec while the first worker loads, then keep one running; started when it serves.
+    async def run(
+        self,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        *,
+        cleared: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+    ) -> None:
+        """Read the store and the codec while the first worker loads, then keep one running; started when it serves.
 
-        Raises ModelFailed when the model cannot be served at all, DialectRefused, StoreError when its log cannot be
-        opened.
+        The log is read only, until the model has `passed` and `cleared` returns. Raises ModelFailed when the model
+        cannot be served at all, DialectRefused, StoreError when its log cannot be opened.
         """
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._open, nursery, name=f"open:{self.name}")
+                nursery.start_soon(self._open, nursery, cleared, name=f"open:{self.name}")
                 await self.supervisor.run(self._when_opened, task_status, examined=self._examined.wait)
         finally:
             if self._opened.is_set():
                 self.store.close()
 
-    async def _open(self, nursery: trio.Nursery) -> None:
+    async def _open(self, nursery: trio.Nursery, cleared: Callable[[], Awaitable[None]]) -> None:
         files = WatchedFiles()
+        read = partial(Store.read, self.config.store, files, afresh=self.config.sessions_afresh)
         async with trio.open_nursery() as opening:
             opening.start_soon(self._open_codec, name=f"codec:{self.name}")
-            self.store = await trio.to_thread.run_sync(partial(Store.open, self.config.store, files, fenced=False))
+            self.store = await trio.to_thread.run_sync(read)
             self._opened.set()
             self.keeper = await trio.to_thread.run_sync(Keeper.open, self.config.store, self.config.keep, self.metrics)
         self._examined.set()
-        await self.supervisor.connected.wait()  # a start that fails leaves the sessions as they are
-        await trio.to_thread.run_sync(self.store.fence)
+        await self.supervisor.connected.wait()
+        self.passed.set()
+        await cleared()  # a start that fails leaves the sessions as they are
+        await trio.to_thread.run_sync(self.store.begin)
         await nursery.start(self.store.run, name=f"wal:{self.name}")
         nursery.start_soon(self._keep_log_open, files, name=f"log:{self.name}")
         await nursery.start(self.keeper.run, name=f"keeper:{self.name}")

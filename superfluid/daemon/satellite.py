@@ -1,5 +1,7 @@
 """The model of `--fim-model`: on a worker of its own, it fills in middles for every served model, and keeps no log."""
 
+from collections.abc import Awaitable, Callable
+
 import trio
 
 from superfluid.codec.dialects.dialect import DialectRefused
@@ -22,13 +24,16 @@ class Satellite(Model):
 
     window_flag = "--fim-max-context"
 
-    async def _open(self, nursery: trio.Nursery) -> None:
+    async def _open(self, nursery: trio.Nursery, cleared: Callable[[], Awaitable[None]]) -> None:
         await self._open_codec()
         if self.codec.fim is None:
             raise DialectRefused(f"--fim-model {self.config.path}: this model has no FIM dialect")
         config = SchedulerConfig(self.config.max_batch, settings=self._settings())
         self.scheduler = Scheduler(NoLog(), self.codec, config, self.metrics, self.name)
         self._examined.set()
+        await self.supervisor.connected.wait()
+        self.passed.set()
+        await cleared()
         self._ready.set()
 
     async def idle(self) -> None:

@@ -362,7 +362,7 @@ def _compact(directory: Path, path: Path, files: Files) -> Compacted:
             rewrite.settle()
             if not rewrite.named:
                 files.sync_directory(directory)
-        http = HttpIds.open(companion(path, "http"), files, anew=False)
+        http = HttpIds.open(companion(path, "http"), files)
         http.drop(rewrite.purged)
         http.close()
         for session in rewrite.purged:

@@ -25,12 +25,15 @@ class HttpIds:
         self._descriptor = -1
 
     @classmethod
-    def open(cls, path: Path, files: Files, anew: bool) -> "HttpIds":
-        """Read the file; `anew` when the store is new, whose ids an older file does not mean."""
-        if anew:
-            files.remove(path)
+    def open(cls, path: Path, files: Files) -> "HttpIds":
+        """Read the file. Raises OSError."""
         data = b"" if not path.exists() else read_regular(path)
         return cls(path, files, set(np.frombuffer(data[: len(data) // 8 * 8], "<u8").tolist()))
+
+    def begin_anew(self) -> None:
+        """Forget every id, and the file: those of an older store mean nothing in a new one. Raises OSError."""
+        self._files.remove(self._path)
+        self.ids.clear()
 
     def add(self, session: int) -> None:
         """Note a session whose Created is durable."""

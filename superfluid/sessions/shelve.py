@@ -5,12 +5,14 @@ from pathlib import Path
 from superfluid.sessions import store_id
 from superfluid.sessions.errors import LogIOError
 from superfluid.sessions.files import Files
+from superfluid.sessions.records import MAGIC
 from superfluid.sessions.wal import companion
 
 
 def shelve(sessions: Path, files: Files | None = None) -> list[Path]:
-    """Rename every non-empty log below `sessions` (the default store and `models/*`) to `wal.log.prev`, its id file
-    with it, and remove empty ones. Returns the renamed logs' new paths.
+    """Rename every log below `sessions` (the default store and `models/*`) that holds anything to `wal.log.prev`, its
+    id file with it, and remove those that were only begun, so that a run which came to nothing replaces no other.
+    Returns the renamed logs' new paths.
 
     Raises LogIOError when a log can be neither renamed nor removed.
     """
@@ -22,7 +24,7 @@ def shelve(sessions: Path, files: Files | None = None) -> list[Path]:
             continue
         try:
             files.remove(companion(log, "http"))
-            if log.stat().st_size:
+            if log.stat().st_size > len(MAGIC):
                 kept = companion(log, "prev")
                 files.rename(log, kept)
                 if store_id.path_for(log).exists():

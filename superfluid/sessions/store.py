@@ -95,6 +95,8 @@ class Store:
         self._lock = lock
         self._queue: list[Commit] = []
         self._staged = trio.Event()
+        self._afresh = False  # there is no log before `begin`
+        self._found_id: bytes | None = None
         self._closed = False
         self._writing = False
         self._rewrite: Rewrite | None = None  # a compacted copy that waits to take the log's place
@@ -102,18 +104,31 @@ class Store:
         self.buried = trio.Event()  # a session was purged; whoever compacts waits for it and puts a new one
 
     @classmethod
-    def open(
+    def open(cls, directory: Path, files: Files | None = None, clock: Callable[[], int] = now_unix_ms) -> "Store":
+        """Open the store in `directory` (made when absent): lock it, replay its log and fence earlier owners.
+
+        Raises StoreLocked, StoreIdCorrupt, LogDamaged and LogIOError.
+        """
+        store = cls.read(directory, files, clock)
+        try:
+            store.begin()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @classmethod
+    def read(
         cls,
         directory: Path,
         files: Files | None = None,
         clock: Callable[[], int] = now_unix_ms,
         *,
-        fenced: bool = True,
+        afresh: bool = False,
     ) -> "Store":
-        """Open the store in `directory` (made when absent): lock it, replay its log and fence earlier owners.
+        """The same, with every file but the lock left as it is until `begin`, before which nothing may be staged.
 
-        Not `fenced`: the caller does that, before anything is staged. Raises StoreLocked, StoreIdCorrupt, LogDamaged
-        and LogIOError.
+        `afresh`: the log that is there is not looked at; it will have been put aside by then. Raises as `open` does.
         """
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,34 +136,53 @@ class Store:
         except OSError as error:
             raise LogIOError(directory, f"the sessions directory cannot be used: {error}") from error
         store = cls(directory, files or Files(), clock, lock)
+        store._afresh = afresh
         try:
-            store._load(fenced)
+            if not afresh:
+                store._read()
         except BaseException:
             lock.close()
             raise
         return store
 
-    def _load(self, fenced: bool = True) -> None:
+    def _read(self) -> None:
+        """Replay the log, writing nothing."""
         try:
-            self.store_id, minted = store_id.settle(self.path, self._files)
+            self._found_id = store_id.read(self.path)
+            self.http = HttpIds.open(companion(self.path, "http"), self._files)
         except OSError as error:
-            raise LogIOError(self.path, f"the store cannot be named: {error}") from error
-        self._wal, index = Wal.open(self.path, self._files)
+            raise LogIOError(self.path, f"the store cannot be read: {error}") from error
+        self._wal, index = Wal.read(self.path, self._files)
         try:
-            self.http = HttpIds.open(companion(self.path, "http"), self._files, anew=minted)
             self._touched: OrderedDict[int, Session] = OrderedDict()
             self._sessions: dict[int, Session] = {}
             self._children: dict[int, list[int]] = {}
             replay(self, index)
             self._next_session = max(self._sessions, default=0) + 1
             self._next_session = max(self._next_session, int(index.session.max(initial=0)) + 1)
-            if fenced:
-                self.fence()
         except BaseException:
             self._wal.close()
             raise
 
-    def fence(self) -> None:
+    def begin(self) -> None:
+        """Name the store where that is to be done, cut what was torn, and fence earlier owners.
+
+        Raises LogIOError; of a store that is read `afresh`, also as `open` does.
+        """
+        if self._afresh:
+            self._read()
+            self._afresh = False
+        try:
+            if self._found_id is None:
+                self._found_id = store_id.mint(self.path, self._files)
+                self.http.begin_anew()
+        except OSError as error:
+            raise LogIOError(self.path, f"the store cannot be named: {error}") from error
+        self.store_id = self._found_id
+        self._wal.begin()
+        self._fence()
+
+    def _fence(self) -> None:
         """Begin a new epoch of every live session, so that no earlier owner goes on. Raises LogIOError."""
         live = [session for _, session in sorted(self._sessions.items()) if session.durable.purged is None]
         base = self._wal.length
@@ -567,7 +601,12 @@ class Store:
     def _read_back(self) -> "Store":
         self._wal.give_up()
         fresh = Store(self.directory, self._files, self._clock, self._lock)
-        fresh._load()
+        fresh._read()
+        try:
+            fresh.begin()
+        except BaseException:
+            fresh._wal.close()
+            raise
         return fresh
 
     def _become(self, fresh: "Store") -> None:
@@ -582,10 +621,11 @@ class Store:
 
     def close(self) -> None:
         """Write what is staged when that is still possible, end subscriptions, and let go of the files and the lock."""
-        if not self._wal.failed:
-            self.flush()
+        if not self._afresh:
+            if not self._wal.failed:
+                self.flush()
+            self._wal.close()
+            self.http.close()
         self._closed = True
         self.subscriptions.close(PUBLISHER_CLOSED)
-        self._wal.close()
-        self.http.close()
         self._lock.close()

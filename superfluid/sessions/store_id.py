@@ -38,15 +38,19 @@ def path_for(log: Path) -> Path:
     return log.with_name(log.name + ".store-id")
 
 
-def settle(log: Path, files: Files) -> tuple[bytes, bool]:
-    """The id of the store whose log is `log`, and whether it is new: there was none, or the log has yet to begin.
+def read(log: Path) -> bytes | None:
+    """The id of the store whose log is `log`; none when it is to be new: there is none, or the log has yet to begin.
 
-    Called before the log is created. Raises StoreIdCorrupt (the file is left as found) and OSError.
+    Raises StoreIdCorrupt (the file is left as found) and OSError.
     """
     path = path_for(log)
     begun = log.exists() and log.stat().st_size > 0
-    if begun and path.exists():
-        return parse(read_regular(path), path), False
+    return parse(read_regular(path), path) if begun and path.exists() else None
+
+
+def mint(log: Path, files: Files) -> bytes:
+    """Give a store a new id, before its log is created. Raises StoreIdCorrupt and OSError."""
+    path = path_for(log)
     temporary = temporary_name(path)
     store_id = secrets.token_bytes(16)
     try:
@@ -57,9 +61,9 @@ def settle(log: Path, files: Files) -> tuple[bytes, bool]:
             try:
                 files.link(temporary, path)
             except FileExistsError:
-                return parse(read_regular(path), path), False
+                return parse(read_regular(path), path)
         files.sync_directory(path.parent)
     finally:
         if os.path.lexists(temporary):
             os.unlink(temporary)
-    return store_id, True
+    return store_id

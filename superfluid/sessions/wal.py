@@ -6,8 +6,11 @@ holds the length of the last sync, so that a batch which lost pages in a power c
 
 import logging
 import mmap
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import attrs
 
 from superfluid.sessions.errors import LogDamaged, LogIOError
 from superfluid.sessions.files import Files, read_regular
@@ -18,10 +21,20 @@ logger = logging.getLogger(__name__)
 READ_AHEAD = 64 * 1024  # frames of one session often lie close together
 
 
+@attrs.frozen
+class Torn:
+    """The bytes at a log's end that were not written whole; `batch`: they may hold records, and are kept beside it."""
+
+    size: int
+    batch: bool
+
+
 class Wal:
     """An open log. One thread at a time appends; frames below `length` are durable and can be read by any."""
 
-    def __init__(self, path: Path, files: Files, descriptor: int, version: int, length: int) -> None:
+    def __init__(
+        self, path: Path, files: Files, descriptor: int, version: int, length: int, torn: "Torn | None" = None
+    ) -> None:
         """Not for callers: use `Wal.open`."""
         self.path = path
         self.version = version
@@ -29,6 +42,7 @@ class Wal:
         self.failed = False  # after a failed sync: nothing is accepted until the log is opened again
         self._files = files
         self._descriptor = descriptor
+        self._torn = torn
         self._uncut = False  # bytes of a failed append may lie past `length`
         self._watermark = -1
         self._named = True  # the directory's entry for this file is on disk
@@ -39,16 +53,26 @@ class Wal:
 
         Raises LogDamaged (nothing was changed) and LogIOError.
         """
+        wal, index = cls.read(path, files)
+        try:
+            wal.begin()
+        except BaseException:
+            wal.close()
+            raise
+        return wal, index
+
+    @classmethod
+    def read(cls, path: Path, files: Files | None = None) -> tuple["Wal", Index]:
+        """The same, with every file left as it is until `begin`.
+
+        Raises LogDamaged and LogIOError.
+        """
         files = files or Files()
         descriptor = -1
         try:
-            files.remove(companion(path, "compact"))
-            created = not path.exists()
-            descriptor = files.open(path)
-            if created:
-                files.sync_directory(path.parent)
-            wal, index = cls._recover(path, files, descriptor)
-            wal._watermark = files.open(companion(path, "synced"))
+            if path.exists():
+                descriptor = files.open(path, os.O_RDWR)
+            return cls._recover(path, files, descriptor)
         except OSError as error:
             if descriptor >= 0:
                 files.close(descriptor)
@@ -56,42 +80,62 @@ class Wal:
         except LogDamaged:
             files.close(descriptor)
             raise
-        return wal, index
 
     @classmethod
     def _recover(cls, path: Path, files: Files, descriptor: int) -> tuple["Wal", Index]:
-        size = files.size(descriptor)
-        start = files.read(descriptor, len(MAGIC), 0)
-        if size < len(MAGIC) and MAGIC.startswith(start):
-            return cls._begin(path, files, descriptor)
-        version = 2 if start == MAGIC else 1
-        with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as data:
-            index, position, stop = scan(data, len(MAGIC) if version == 2 else 0, version)
-            if stop is not Stop.END:
-                torn_batch = judge(path, data, position, stop, _synced_length(path, size))
-                if torn_batch:
-                    torn = companion(path, "torn")
-                    files.remove(torn)
-                    files.create_synced(torn, data[position:])
-                logger.warning(
-                    "%s: %d bytes after byte %d were not written whole before a crash and are cut%s",
-                    path,
-                    size - position,
-                    position,
-                    f"; they are kept as {companion(path, 'torn')}" if torn_batch else "",
-                )
-                files.truncate(descriptor, position)
-                files.sync(descriptor)
-        if position == 0:
-            return cls._begin(path, files, descriptor)
-        return cls(path, files, descriptor, version, position), index
+        size = 0 if descriptor < 0 else files.size(descriptor)
+        start = b"" if descriptor < 0 else files.read(descriptor, len(MAGIC), 0)
+        torn = None
+        if size >= len(MAGIC) or not MAGIC.startswith(start):
+            version = 2 if start == MAGIC else 1
+            with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as data:
+                index, position, stop = scan(data, len(MAGIC) if version == 2 else 0, version)
+                if stop is not Stop.END:
+                    torn = Torn(size - position, judge(path, data, position, stop, _synced_length(path, size)))
+            if position:
+                return cls(path, files, descriptor, version, position, torn), index
+        return cls(path, files, descriptor, 2, 0, torn), scan(MAGIC, len(MAGIC), 2)[0]
 
-    @classmethod
-    def _begin(cls, path: Path, files: Files, descriptor: int) -> tuple["Wal", Index]:
-        files.truncate(descriptor, 0)
-        files.write_whole(descriptor, MAGIC, 0)
-        files.sync(descriptor)
-        return cls(path, files, descriptor, 2, len(MAGIC)), scan(MAGIC, len(MAGIC), 2)[0]
+    def begin(self) -> None:
+        """Make the file what was read of it: created, begun, its torn end cut. Nothing is appended before.
+
+        Raises LogIOError.
+        """
+        path, files = self.path, self._files
+        try:
+            files.remove(companion(path, "compact"))
+            if self._descriptor < 0:
+                self._descriptor = files.open(path)
+                files.sync_directory(path.parent)
+            if self._torn is not None:
+                self._cut_torn(self._torn)
+            if not self.length:
+                files.truncate(self._descriptor, 0)
+                files.write_whole(self._descriptor, MAGIC, 0)
+                files.sync(self._descriptor)
+                self.length = len(MAGIC)
+            self._watermark = files.open(companion(path, "synced"))
+        except OSError as error:
+            raise LogIOError(path, f"the log cannot be opened: {error}") from error
+
+    def _cut_torn(self, torn: "Torn") -> None:
+        kept = ""
+        if torn.batch:
+            copy = companion(self.path, "torn")
+            self._files.remove(copy)
+            with mmap.mmap(self._descriptor, self.length + torn.size, prot=mmap.PROT_READ) as data:
+                self._files.create_synced(copy, data[self.length :])
+            kept = f"; they are kept as {copy}"
+        logger.warning(
+            "%s: %d bytes after byte %d were not written whole before a crash and are cut%s",
+            self.path,
+            torn.size,
+            self.length,
+            kept,
+        )
+        self._files.truncate(self._descriptor, self.length)
+        self._files.sync(self._descriptor)
+        self._torn = None
 
     def append(self, data: bytes | memoryview) -> None:
         """Make `data`, whole frames, the end of the log, on disk when this returns.

@@ -109,4 +109,11 @@ def test_the_last_run_is_put_aside(tmp_path: Path) -> None:
     assert store.store_id not in ids
     assert store.http.ids == set()
     store.close()
+    assert shelve(tmp_path) == []  # it holds nothing, and replaces nothing
+    assert (tmp_path / "wal.log.prev.store-id").read_text().startswith(ids[0].hex())
+    assert not (tmp_path / "wal.log").exists()
+    store = Store.open(tmp_path)
+    store.stage(rules.create(store, None, ev.GenParams())[1])
+    store.close()
     assert shelve(tmp_path) == [tmp_path / "wal.log.prev"]
+    assert (tmp_path / "wal.log.prev.store-id").read_text().startswith(store.store_id.hex())
