@@ -43,7 +43,7 @@ def test_hashing_in_pieces_equals_hashing_the_whole(data: bytes, at: int) -> Non
     assert fnv1a(data[at:], fnv1a(data[:at])) == fnv1a(data)
 
 
-BLOCK = 64 * 256
+BLOCK = 128 * 256
 """What is hashed as spans side by side; the rest goes byte by byte."""
 
 
