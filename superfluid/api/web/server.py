@@ -15,6 +15,7 @@ from superfluid.api.http.listener import Listener, listen, serve, server_config
 from superfluid.api.http.requests import Receive, Requests, Scope, Send
 from superfluid.api.web import rpc
 from superfluid.api.web.checks import Checks, WebRefusal, mint_token
+from superfluid.api.web.frames import answer_violations
 from superfluid.api.web.rpc import Web, refusal_response
 from superfluid.api.web.websocket import Events, refuse, serve_websocket
 from superfluid.daemon.daemon import Daemon
@@ -128,6 +129,7 @@ async def run_web(
 
     When the daemon drains, it takes no new connections. Cancelled, it ends the replies that still run with an error.
     """
+    answer_violations()
     listener = Listener(listen(host, port))
     web = Web(daemon)
     requests = WebRequests(web, Checks(mint_token(token_file), origins), listener)
