@@ -67,7 +67,7 @@ class WorkerLink:
         self._on_emit: OnLaneEmit | None = None
         self._gone: str | None = None
         self._unread = False  # the worker ended without reading the last request
-        self._state_ops = StateOps(channel, descriptors)
+        self._state_ops = StateOps(channel, descriptors, lambda release: self._unanswered.append(release))
         self._unanswered: list[object] = []  # sent ahead of the next request
 
     @classmethod
@@ -272,25 +272,20 @@ class WorkerLink:
     async def state_op(self, segment: Segment, make: Callable[[int], linkw.StateOp]) -> int:
         """Run the state operation that `make` makes of a buffer's id, with `segment` lent as that buffer, to its end.
 
-        The bytes it moved. Raises EngineRefused when it is rejected, fails or is cancelled. A task that is cancelled
-        while it waits has the operation cancelled too.
+        It stays lent until it is closed. The bytes it moved. Raises EngineRefused when it is rejected, fails or is
+        cancelled. A task that is cancelled while it waits has the operation cancelled too.
         """
         ops = self._state_ops
-        buf_id = ops.new_buffer()
+        submit = linkw.StateOpSubmit(make(ops.buffer(segment)))
+        reply = await self._request(submit, linkw.StateOpReply, before=partial(ops.lend, segment))
+        if isinstance(reply, linkw.StateOpRejected):
+            raise EngineRefused(reply.status)
+        assert isinstance(reply, linkw.StateOpAccepted)
         try:
-            reply = await self._request(
-                linkw.StateOpSubmit(make(buf_id)), linkw.StateOpReply, before=partial(ops.attach, buf_id, segment)
-            )
-            if isinstance(reply, linkw.StateOpRejected):
-                raise EngineRefused(reply.status)
-            assert isinstance(reply, linkw.StateOpAccepted)
-            try:
-                done = await ops.wait(reply.op_handle)
-            except trio.Cancelled:
-                self._unanswered.append(linkw.OpCancel(reply.op_handle))
-                raise
-        finally:
-            self._unanswered.append(linkw.BufRelease(buf_id))
+            done = await ops.wait(reply.op_handle)
+        except trio.Cancelled:
+            self._unanswered.append(linkw.OpCancel(reply.op_handle))
+            raise
         if done.state != OpState.DONE:
             raise EngineRefused(signed(done.error), "the state operation failed")
         return done.bytes_moved

@@ -203,7 +203,7 @@ class DiskTier:
                     HEAD.pack(MAGIC, saved.covered),
                     ids,
                     LENGTH.pack(saved.size),
-                    space.segment.buf,
+                    space.sealed,
                     synced=False,
                 )
             self._os.rename(temporary, file.path)
@@ -217,10 +217,11 @@ class DiskTier:
             raise NotACacheFile("it holds other ids than it did")
         os.utime(file.path)
         try:
-            segment = read_segment(file.path, file.sealed_at, file.size - file.sealed_at)
+            length = file.size - file.sealed_at
+            segment = read_segment(file.path, file.sealed_at, length)
         except EOFError as error:
             raise NotACacheFile(str(error)) from error
-        state = SpaceState(space.space_id, space.kind, Encoding.LOSSLESS, segment)
+        state = SpaceState(space.space_id, space.kind, Encoding.LOSSLESS, segment, length)
         return SavedState(file.ids, (state,))
 
     def delete(self, path: Path) -> None:

@@ -24,12 +24,16 @@ from superfluid.scheduler.states import UNREADABLE, Ids, SavedState, adopt, expo
 from superfluid.sessions import park
 from superfluid.sessions.files import Files
 from superfluid.sessions.park import Head
+from superfluid.shm.spares import Spares
 
 log = logging.getLogger(__name__)
 
 GIGABYTE = 1 << 30
 READERS = 2
 """Files that are read at once."""
+
+SPARE_SECONDS = 30.0
+"""How long the memory of an export is kept for the next one."""
 
 NO_BOUND = 1 << 62
 """Bytes that no disk has: files of a disk tier that is off stay as they are, until their sessions are purged."""
@@ -90,6 +94,7 @@ class Keeper:
         self._wake: Callable[[], None] = lambda: None
         self._awaits_lease: Callable[[int], bool] = lambda session: False
         self._writer = Writer()
+        self._spares = Spares()
         self._budget = ExportBudget(settings.worth_seconds)
         artifacts = park.Parks(directory / "park", settings.park_budget, files)
         self.parks = Parks(artifacts, self._writer)
@@ -134,6 +139,7 @@ class Keeper:
             nursery.start_soon(self._writer.run, name="state-writer")
             nursery.start_soon(self.parks.run, name="parks")
             nursery.start_soon(self._scan, name="disk-tier")
+            nursery.start_soon(self._expire_spares, name="spare-memory")
             self._nursery = nursery
             task_status.started()
             try:
@@ -141,6 +147,12 @@ class Keeper:
             finally:
                 self._nursery = None
                 self.parks.close()
+                self._spares.close()
+
+    async def _expire_spares(self) -> None:
+        while True:
+            await trio.sleep(SPARE_SECONDS / 2)
+            self._spares.expire(trio.current_time() - SPARE_SECONDS)
 
     async def flush(self) -> None:
         """Write everything that waits for its session to be idle; returns when nothing is left to write."""
@@ -241,7 +253,7 @@ class Keeper:
                 return
         lossy = self.settings.lossy and worker.record.park_lossy and disk is None and not self._is_awaited(ticket)
         try:
-            saved = await export(worker, lane, ids, lossy=lossy)
+            saved = await export(worker, lane, ids, self._spares, lossy=lossy)
             if saved is None:
                 return
             if disk is not None:

@@ -108,10 +108,10 @@ class Parks:
         try:
             for part in head.parts:
                 segment = read_segment(path, part.offset, part.length)
-                states.append(SpaceState(part.space_id, part.kind, part.encoding, segment))
+                states.append(SpaceState(part.space_id, part.kind, part.encoding, segment, part.length))
         except BaseException:
             for state in states:
-                state.segment.close()
+                state.close()
             raise
         return SavedState(ids[: head.covered], tuple(states))
 
@@ -174,13 +174,12 @@ class Parks:
 
     def _write(self, session: int, entry: Waiting) -> None:
         saved = entry.saved
-        spaces = [Space(space.space_id, space.kind, space.encoding, space.segment.buf) for space in saved.spaces]
-        artifact = Artifact(saved.covered, saved.digest, tuple(spaces))
         head: Head | None = None
 
         def write() -> None:
             nonlocal head
-            self.artifacts.write(session, artifact)
+            spaces = (Space(space.space_id, space.kind, space.encoding, space.sealed) for space in saved.spaces)
+            self.artifacts.write(session, Artifact(saved.covered, saved.digest, tuple(spaces)))
             head = self.artifacts.head(session)
 
         def done(ok: bool) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 import numpy.typing as npt
+import trio
 
 from superfluid.link import linkw
 from superfluid.link.codes import Encoding, Status
@@ -20,6 +21,7 @@ from superfluid.scheduler.link import EngineRefused, LinkFault
 from superfluid.scheduler.seeds import PAGED
 from superfluid.sessions.files import open_regular
 from superfluid.shm.segment import Segment
+from superfluid.shm.spares import Spares
 
 UNREADABLE = (Status.EnvelopeMismatch, Status.Checksum, Status.IdentityMismatch)
 """What an engine says of a state that is damaged or was never its own."""
@@ -35,12 +37,26 @@ Ids = npt.NDArray[np.uint32]
 
 @attrs.frozen(eq=False)
 class SpaceState:
-    """One state space's sealed state, all of `segment`."""
+    """One state space's sealed state: the first `size` bytes of `segment`, which goes back to `spares` if it can."""
 
     space_id: int
     kind: int
     encoding: int
     segment: Segment
+    size: int
+    spares: Spares | None = None
+
+    @property
+    def sealed(self) -> memoryview:
+        return self.segment.buf[: self.size]
+
+    def close(self) -> None:
+        """Nobody may use it any more."""
+        if self.spares is not None:
+            self.spares.give(self.segment, trio.current_time())
+            return
+        with contextlib.suppress(BufferError):  # someone still looks: it goes with the last view
+            self.segment.close()
 
 
 @attrs.define(eq=False)
@@ -51,6 +67,7 @@ class SavedState:
     spaces: tuple[SpaceState, ...]
     _users: int = 0
     _discarded: bool = False
+    _closed: bool = False
 
     @property
     def covered(self) -> int:
@@ -60,7 +77,7 @@ class SavedState:
     @property
     def size(self) -> int:
         """Sealed bytes of all spaces."""
-        return sum(space.segment.size for space in self.spaces)
+        return sum(space.size for space in self.spaces)
 
     @property
     def digest(self) -> int:
@@ -85,16 +102,17 @@ class SavedState:
         self._close_unused()
 
     def _close_unused(self) -> None:
-        if self._discarded and not self._users:
+        if self._discarded and not self._users and not self._closed:
+            self._closed = True
             for space in self.spaces:
-                with contextlib.suppress(BufferError):  # someone still looks: it goes with the last view
-                    space.segment.close()
+                space.close()
 
 
-async def export(worker: Worker, lane: Lane, ids: Ids, *, lossy: bool) -> SavedState | None:
+async def export(worker: Worker, lane: Lane, ids: Ids, spares: Spares, *, lossy: bool) -> SavedState | None:
     """A copy of a lane's state, `ids` being its stream; none when it cannot be had under a page or more of them.
 
-    The engine's spaces all have state operations. Raises EngineRefused, LinkFault, WorkerGone; nothing is left then.
+    Its memory is from `spares`. The engine's spaces all have state operations. Raises EngineRefused, LinkFault,
+    WorkerGone; nothing is left then.
     """
     link = worker.link
     made: list[SpaceState] = []
@@ -106,10 +124,10 @@ async def export(worker: Worker, lane: Lane, ids: Ids, *, lossy: bool) -> SavedS
             return None
         for space in worker.spaces.streams:
             encoding = Encoding.Q8 if lossy and space.kind in PAGED else Encoding.LOSSLESS
-            made.append(await _export_space(worker, found.sequence, space, covered, encoding))
+            made.append(await _export_space(worker, found.sequence, space, covered, encoding, spares))
     except BaseException:
         for state in made:
-            state.segment.close()
+            state.close()
         raise
     return SavedState(ids[:covered], tuple(made))
 
@@ -134,13 +152,13 @@ async def _covered(worker: Worker, sequence: int, cap: int) -> int:
 
 
 async def _export_space(
-    worker: Worker, sequence: int, space: linkw.StateSpaceDesc, covered: int, encoding: Encoding
+    worker: Worker, sequence: int, space: linkw.StateSpaceDesc, covered: int, encoding: Encoding, spares: Spares
 ) -> SpaceState:
     start = 0 if space.kind in PAGED else covered
     span = linkw.TokenRange(start, covered)
     sized = await worker.link.sync(linkw.ExportSizeReq(sequence, space.space_id, span, encoding))
     assert isinstance(sized, linkw.ExportSizeOk)
-    segment = Segment.create("state", sized.required_bytes)
+    segment = spares.take("state", sized.required_bytes)
 
     def operation(buf_id: int) -> linkw.StateOp:
         if encoding == Encoding.LOSSLESS:
@@ -150,9 +168,9 @@ async def _export_space(
     try:
         await worker.link.state_op(segment, operation)
     except BaseException:
-        segment.close()
+        segment.close()  # an operation that was not waited for may still write to it
         raise
-    return SpaceState(space.space_id, space.kind, encoding, segment)
+    return SpaceState(space.space_id, space.kind, encoding, segment, sized.required_bytes, spares)
 
 
 async def restore(worker: Worker, spaces: Sequence[SpaceState]) -> int:
@@ -165,7 +183,7 @@ async def restore(worker: Worker, spaces: Sequence[SpaceState]) -> int:
     except EngineRefused as refusal:
         if refusal.status != Status.NeedsReplan:
             raise
-    await _make_room(worker, sum(space.segment.size for space in spaces))
+    await _make_room(worker, sum(space.size for space in spaces))
     return await _restore(worker, spaces)
 
 

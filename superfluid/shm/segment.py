@@ -6,6 +6,7 @@ import itertools
 import mmap
 import os
 import sys
+from collections.abc import Callable
 
 _serial = itertools.count()
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the mmap module does not name
@@ -26,7 +27,7 @@ class Segment:
     holder can take pages away from under the others.
     """
 
-    __slots__ = ("buf", "fd", "map", "size")
+    __slots__ = ("_closing", "_populated", "buf", "fd", "map", "size")
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
@@ -35,6 +36,8 @@ class Segment:
         # before the pointer that was taken of it, which crashes when the pointer then lets go.
         self.map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self.buf = memoryview(self.map)
+        self._populated = False
+        self._closing: list[Callable[[], None]] = []
 
     @classmethod
     def create(cls, name: str, size: int) -> "Segment":
@@ -70,11 +73,16 @@ class Segment:
     def populate(self) -> None:
         """Have all pages here at once, to be written: as they are touched, each of them would cost a fault.
 
-        Only where the system can (Linux 5.14); nothing that is in the segment changes.
+        Only where the system can (Linux 5.14), and once; nothing that is in the segment changes.
         """
-        if sys.platform == "linux":
+        if sys.platform == "linux" and not self._populated:
+            self._populated = True
             with contextlib.suppress(OSError):
                 self.map.madvise(_POPULATE_WRITE)
+
+    def when_closed(self, call: Callable[[], None]) -> None:
+        """Have `call` called once the segment is closed."""
+        self._closing.append(call)
 
     def close(self) -> None:
         """Unmap and close; a second call does nothing. Views taken from `buf` must be released before."""
@@ -84,6 +92,9 @@ class Segment:
         self.map.close()
         os.close(self.fd)
         self.fd = -1
+        for call in self._closing:
+            call()
+        self._closing.clear()
 
     def __enter__(self) -> "Segment":
         return self

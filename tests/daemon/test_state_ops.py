@@ -16,6 +16,7 @@ from superfluid.link import linkw
 from superfluid.link.codes import Status
 from superfluid.scheduler.link import EngineRefused, WorkerGone
 from superfluid.shm.segment import Segment
+from superfluid.worker.buffers import Buffers
 from superfluid.worker.server import serve
 
 KV = 1
@@ -83,6 +84,39 @@ async def test_a_state_goes_out_and_comes_back() -> None:
             assert await link.state_op(segment, lambda buf: linkw.Restore(created.sequence, KV, buf)) == 64 * 64
         boundary = await link.sync(linkw.SnapshotBoundaryReq(created.sequence, KV, 1000))
         assert boundary == linkw.SnapshotBoundaryOk(64)
+
+
+async def test_a_segment_is_lent_once_and_taken_back_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[int] = []
+    attached: list[int] = []
+    attach, release = Buffers.attach, Buffers.release
+
+    def note_attach(self: Buffers, buf_id: int, segment: Segment) -> None:
+        attached.append(buf_id)
+        attach(self, buf_id, segment)
+
+    def note_release(self: Buffers, buf_id: int) -> None:
+        released.append(buf_id)
+        release(self, buf_id)
+
+    async with linked(engine()) as link:
+        sequence = await state(link)
+        size = await sized(link, sequence)
+        with Segment.create("test", size.required_bytes + 4096) as segment:
+            monkeypatch.setattr(Buffers, "attach", note_attach)
+            for _ in range(2):
+                await link.state_op(segment, lambda buf: linkw.Snapshot(sequence, KV, 64, buf, size.sizing_gen))
+            created = await link.sync(linkw.CreateSequenceReq())
+            assert isinstance(created, linkw.CreateSequenceOk)
+            assert await link.state_op(segment, lambda buf: linkw.Restore(created.sequence, KV, buf)) == 64 * 64
+            monkeypatch.setattr(Buffers, "release", note_release)
+        assert attached == [1]
+        assert released == []
+        await sized(link, sequence)  # brings BUF_RELEASE to the worker first
+        assert released == [1]
+        with Segment.create("test", size.required_bytes) as segment:
+            await link.state_op(segment, lambda buf: linkw.Snapshot(sequence, KV, 64, buf, size.sizing_gen))
+        assert attached == [1, 2]  # ids are never used again
 
 
 async def test_refusals_carry_the_engines_status() -> None:

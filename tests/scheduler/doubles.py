@@ -17,6 +17,7 @@ from superfluid.link.codes import OpState, Status
 from superfluid.link.events import Body, Event, Generated
 from superfluid.scheduler.generation import Job
 from superfluid.scheduler.link import EngineRefused, OnEmit, WorkerGone
+from superfluid.scheduler.states import BYTES, PAYLOAD_LEN, PAYLOAD_LEN_AT
 from superfluid.shm.control import Control
 from superfluid.shm.ring import Ring
 from superfluid.shm.segment import Segment
@@ -195,7 +196,8 @@ class MockLink:
                         lambda: engine.space_demote(sequence, space, span.start, span.end, encoding, view, generation)
                     )
                 case linkw.Restore(sequence, space, _):
-                    self._ask(lambda: engine.space_restore(sequence, space, view))
+                    sealed = view[: BYTES + PAYLOAD_LEN.unpack_from(view, PAYLOAD_LEN_AT)[0]]
+                    self._ask(lambda: engine.space_restore(sequence, space, sealed))
                 case _:
                     raise NotImplementedError(type(op).__name__)
             (end,) = engine.pump()

@@ -16,11 +16,12 @@ from superfluid.scheduler import parks
 from superfluid.scheduler.classes import Class
 from superfluid.scheduler.exports import EXPORT_BURST, EXPORT_SHARE, ExportBudget
 from superfluid.scheduler.generation import Failure
-from superfluid.scheduler.keeping import KeepSettings, ParkMode
+from superfluid.scheduler.keeping import SPARE_SECONDS, KeepSettings, ParkMode
 from superfluid.scheduler.loop import SchedulerConfig
 from superfluid.scheduler.rates import Rates
 from superfluid.sessions import park
 from superfluid.sessions.files import Files
+from superfluid.shm.segment import Segment
 from tests.scheduler.doubles import MockLink
 from tests.scheduler.keeping import PAGE, Daemon, daemon, end_of, paged, prompt, turn
 
@@ -342,6 +343,62 @@ async def test_a_directory_that_cannot_be_read(tmp_path: Path, caplog: pytest.Lo
         await run.keeper.flush()
         assert run.keeper.tier(1) is None
     assert "is not written" in caplog.text
+
+
+# ---- the memory of exports
+
+
+async def test_the_memory_of_an_export_is_used_again(tmp_path: Path) -> None:
+    async with daemon(tmp_path, ALWAYS) as run:
+        first = await memory_of_a_turn(run, prompt(200))
+        stream = stream_of(run, 1, prompt(200))
+        for _ in range(4):
+            assert await memory_of_a_turn(run, stream) is first
+            stream = stream_of(run, 1, prompt(200))
+    assert first.fd < 0
+    async with daemon(tmp_path, ALWAYS) as run:
+        assert (await run.run(turn(1, stream))).warm_prefix == 208
+
+
+async def memory_of_a_turn(run: Daemon, stream: list[int]) -> Segment:
+    """The one segment that lies unused after a turn of session 1."""
+    await run.run(turn(1, stream, 4))
+    await run.keeper.flush()
+    (spare,) = run.keeper._spares._spares
+    return spare.segment
+
+
+async def test_a_longer_states_memory_leaves_no_trace_in_a_shorter_ones_file(tmp_path: Path) -> None:
+    for name in ("alone", "after"):
+        (tmp_path / name).mkdir()
+    await park_one(tmp_path / "alone", 180)
+    async with daemon(tmp_path / "after", ALWAYS) as run:
+        await run.run(turn(2, prompt(240, 1000)))
+        await run.keeper.flush()
+        await run.run(turn(1, prompt(180)))
+        await run.keeper.flush()
+    alone, after = (tmp_path / name / "park/1.park" for name in ("alone", "after"))
+    assert alone.read_bytes() == after.read_bytes()
+
+
+async def test_a_state_that_waits_keeps_its_memory(tmp_path: Path) -> None:
+    async with daemon(tmp_path) as run:
+        await run.run(turn(1, prompt(200)))
+        stream = stream_of(run, 1, prompt(200))
+        await run.run(turn(2, prompt(200, 1000)))
+        await run.run(turn(3, prompt(200, 2000)))
+        await run.keeper.flush()
+    async with daemon(tmp_path) as run:
+        assert (await run.run(turn(1, stream))).warm_prefix == 192
+
+
+async def test_memory_that_is_not_used_is_given_back(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    async with daemon(tmp_path, ALWAYS) as run:
+        await run.run(turn(1, prompt(200)))
+        await run.keeper.flush()
+        assert run.keeper._spares.size > 0
+        await trio.sleep(2 * SPARE_SECONDS)
+        assert run.keeper._spares.size == 0
 
 
 # ---- a disk that is slow, or full
