@@ -30,14 +30,24 @@ class Send(Protocol):
     def __call__(self, *responses: api.Response) -> Awaitable[None]: ...
 
 
+class Carry(Protocol):
+    """Sends, from now on, what a subscription of that number waits for."""
+
+    def __call__(self, number: int, subscription: Subscription) -> None: ...
+
+
 class Connection:
     """Answers one client's requests, one at a time and in order; subscriptions run beside them in `nursery`.
 
-    `client` is whose completions are counted together; by default the connection's own.
+    `client` is whose completions are counted together; by default the connection's own. `carry` is told of every
+    subscription once it is answered.
     """
 
-    def __init__(self, daemon: Daemon, nursery: trio.Nursery, send: Send, client: Hashable = None) -> None:
+    def __init__(
+        self, daemon: Daemon, nursery: trio.Nursery, send: Send, client: Hashable = None, carry: Carry | None = None
+    ) -> None:
         self._daemon = daemon
+        self._carry = carry
         self._client = object() if client is None else client
         self._sessions: Sessions = daemon.default.sessions
         self._nursery = nursery
@@ -184,6 +194,8 @@ class Connection:
             try:
                 await self._send(api.SubscribedResponse(number))
                 task_status.started()
+                if self._carry is not None:
+                    self._carry(number, subscription)
                 async for batch in subscription.batches():
                     await self._send(*(followed(number, message) for message in batch))
                 await self._send(api.SubEndedResponse(number, subscription.reason or ""))

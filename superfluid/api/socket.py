@@ -4,18 +4,19 @@ import errno
 import logging
 import os
 import socket
-import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import trio
 
+from superfluid.api.fanout import FanOut
+from superfluid.api.outlet import LENGTH, Outlet
 from superfluid.api.session_api import Connection
 from superfluid.daemon.daemon import Daemon
 from superfluid.link import postcard
-from superfluid.link.session_api import MAX_FRAME, ErrResponse, Request, Response
+from superfluid.link.session_api import MAX_FRAME, Request
+from superfluid.sessions.subscriptions import Subscription
 
-LENGTH = struct.Struct("<I")
 READ_BYTES = 64 * 1024
 WAITING = 32  # requests read ahead of the one that is answered; beyond that the socket is not read
 BACKLOG = 128
@@ -53,13 +54,15 @@ async def run_socket(
     """Accept until the daemon drains, and answer until cancelled; the file goes at the end."""
     listener = bind(path)
     served = os.stat(path).st_ino
+    fan_out = FanOut()
 
     async def answer(stream: trio.SocketStream) -> None:
         trio.lowlevel.current_task().name = f"session-connection:{stream.socket.fileno()}"
-        await serve_connection(daemon, stream)
+        await serve_connection(daemon, stream, fan_out)
 
     try:
         async with trio.open_nursery() as connections:
+            connections.start_soon(fan_out.run, name="session-fan-out")
             accepting = trio.CancelScope()
 
             async def accept(task_status: trio.TaskStatus[list[trio.SocketListener]]) -> None:
@@ -78,23 +81,14 @@ async def run_socket(
             pass
 
 
-async def serve_connection(daemon: Daemon, stream: trio.SocketStream) -> None:
+async def serve_connection(daemon: Daemon, stream: trio.SocketStream, fan_out: FanOut) -> None:
     """Answer one connection's requests in order, until it ends or sends what is no request.
 
     Nothing that a client does, or that goes wrong with its connection, is raised.
     """
-    writing = trio.Lock()
-
     async with stream, trio.open_nursery() as nursery:
         requests, received = trio.open_memory_channel[Request](WAITING)
-
-        async def send(*responses: Response) -> None:
-            try:
-                async with writing:
-                    await stream.send_all(b"".join(map(frame, responses)))
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                nursery.cancel_scope.cancel()  # nobody reads: what runs for this client stops here
-                await trio.sleep_forever()
+        outlet = Outlet(stream, nursery)
 
         async def read() -> None:
             try:
@@ -107,19 +101,13 @@ async def serve_connection(daemon: Daemon, stream: trio.SocketStream) -> None:
                 log.debug("a connection is closed: %s", error)
             nursery.cancel_scope.cancel()  # the connection is over: so is what it generates or follows
 
+        def carry(number: int, subscription: Subscription) -> None:
+            fan_out.carry(number, subscription, outlet)
+
         nursery.start_soon(read, name="session-requests")
-        connection = Connection(daemon, nursery, send)
+        connection = Connection(daemon, nursery, outlet.send, carry=carry)
         async for request in received:
             await connection.handle(request)
-
-
-def frame(response: Response) -> bytes:
-    """The bytes of a response; one that no frame holds becomes an Err."""
-    payload = postcard.encode(response)
-    if len(payload) > MAX_FRAME:
-        why = f"protocol: the answer has {len(payload)} bytes, and {MAX_FRAME} fit a frame; read from a later cursor"
-        payload = postcard.encode(ErrResponse(why))
-    return LENGTH.pack(len(payload)) + payload
 
 
 async def read_requests(stream: trio.SocketStream) -> AsyncIterator[Request]:

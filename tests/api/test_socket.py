@@ -13,7 +13,8 @@ import pytest
 import trio
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from superfluid.api import socket as session_socket
+from superfluid.api import outlet, socket as session_socket
+from superfluid.api.fanout import FanOut
 from superfluid.api.socket import SocketTaken, bind, run_socket, serve_connection
 from superfluid.client import Finish
 from superfluid.client.errors import NothingInFlight, Refused, SessionBusy, UnknownSession
@@ -22,6 +23,7 @@ from superfluid.client.trio_client import AsyncConnection, AsyncSession
 from superfluid.daemon.daemon import Daemon
 from superfluid.link import events as ev, postcard, session_api as api
 from superfluid.observe.metrics import Metrics
+from superfluid.sessions.subscriptions import MOST_BEHIND
 from tests.api.serving import Server
 
 Served = Callable[[str], Server]
@@ -158,10 +160,10 @@ async def test_a_request_may_come_byte_by_byte(served: Served) -> None:
 
 
 def test_an_answer_that_no_frame_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_socket, "MAX_FRAME", 200)
-    assert len(session_socket.frame(api.TextResponse("x" * 100))) < 200
+    monkeypatch.setattr(outlet, "MAX_FRAME", 200)
+    assert len(outlet.frame(api.TextResponse("x" * 100))) < 200
     responses = SocketWire()
-    responses.feed(session_socket.frame(api.TextResponse("x" * 300)))
+    responses.feed(outlet.frame(api.TextResponse("x" * 300)))
     refused = responses.next()
     assert isinstance(refused, api.ErrResponse)
     assert refused.message.startswith("protocol: the answer has 303 bytes")
@@ -176,7 +178,8 @@ async def test_a_request_that_fails_inside_is_told_and_the_connection_goes_on() 
     ours, theirs = socket.socketpair()
     connection = AsyncConnection(trio.SocketStream(trio.socket.from_stdlib_socket(ours)), SocketWire())
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_connection, daemon, trio.SocketStream(trio.socket.from_stdlib_socket(theirs)))
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
+        nursery.start_soon(serve_connection, daemon, stream, FanOut())
         await connection.send(api.ListRequest(), api.TreeRequest())
         assert await receive(connection) == api.ErrResponse("internal error in List: ZeroDivisionError: a bug")
         assert await receive(connection) == api.TreeResponse([])
@@ -453,17 +456,24 @@ async def test_ends_of_subscriptions(served: Served) -> None:
 async def test_a_subscriber_that_lags_is_dropped_and_slows_nobody(served: Served) -> None:
     server = served("loop")
     session = await ready(server)
-    laggard = await server.connect()
+    laggard, runner = await server.connect(), await server.connect()
     await laggard.send(api.SubscribeRequest(session.id, 0, True))
-    reply = await session.generate(4000)
-    assert reply.tokens_generated == 4000
+    reply = await session.generate(2000)
+    assert reply.tokens_generated == 2000
+    blocks = 2 * MOST_BEHIND  # more than what may wait and what its socket holds
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runner.send, *[api.AppendBlockRequest(session.id, 1, 4, "x" * 1000)] * blocks)
+        for _ in range(blocks):
+            last = await receive(runner)
+    assert isinstance(last, api.CommittedResponse)
     seen = await receive_until(laggard, api.SubEndedResponse)
     assert seen[-1] == api.SubEndedResponse(seen[0].sub, "lagged")  # type: ignore[attr-defined]
-    text = "".join(one.text for one in seen if isinstance(one, api.SubProvisionalResponse))
-    assert reply.text.startswith(text)
+    assert reply.text == "".join(one.text for one in seen if isinstance(one, api.SubProvisionalResponse))
     events = [one.event.event_id for one in seen if isinstance(one, api.SubEventResponse)]
     assert events == list(range(len(events)))
+    assert MOST_BEHIND < len(events) < last.event.event_id
     await laggard.aclose()
+    await runner.aclose()
 
 
 async def test_subscribers_are_forgotten_with_their_connection(served: Served) -> None:

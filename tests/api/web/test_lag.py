@@ -3,6 +3,7 @@
 import json
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from superfluid.api.http.listener import listen
 from superfluid.api.web import server as web_server, websocket
 from superfluid.link import session_api as api
-from superfluid.scheduler import generation
+from superfluid.scheduler import generation, planner
 from superfluid.sessions.subscriptions import MOST_BEHIND
 from tests.api.web.serving import HOST, LIMIT, Site, SiteThread
 from tests.api.web.test_stream import generated, wait_until_free
@@ -21,7 +22,7 @@ SMALLEST = 1  # bytes of a socket's buffer: the kernel takes its least
 LARGE = 1 << 20
 LARGE = 1 << 20
 UNSENT = 4096
-TOKENS = 3500
+TOKENS = 2000
 
 
 def listen_with_small_buffers(host: str, port: int) -> socket.socket:
@@ -32,10 +33,12 @@ def listen_with_small_buffers(host: str, port: int) -> socket.socket:
 
 @pytest.fixture(scope="module")
 def site(scripted_gguf: Callable[[str], Path]) -> Iterator[Site]:
-    """Replies only end with their max_tokens; a connection holds a few kilobytes."""
+    """Replies only end with their max_tokens, and each token is an event; a connection holds a few kilobytes."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="sf-") as home:
         patch.setattr(web_server, "listen", listen_with_small_buffers)
         patch.setattr(websocket, "MOST_UNSENT", UNSENT)
+        patch.setitem(planner.FLOOR, True, 1)
+        patch.setattr(planner, "MOST_ROUNDS", 1)
         with SiteThread(Path(home), scripted_gguf("loop")) as site:
             yield site
 
@@ -53,7 +56,16 @@ def test_one_that_does_not_read_a_websocket_ends_as_lagged(site: Site) -> None:
     for follower in (laggard, reader):
         follower.send({"Subscribe": {"session": session, "cursor": 0, "provisional": follower is laggard}})
         follower.until("Subscribed")
+    seen: list[Any] = []
+
+    def read() -> None:
+        while sum(len(event["body"]["Generated"]["span"]) for event in seen if "Generated" in event["body"]) < TOKENS:
+            seen.append(reader.receive()["SubEvent"]["event"])
+
+    reading = threading.Thread(target=read)
+    reading.start()
     done = site.post("/web/stream", {"session": session, "max_tokens": TOKENS}).events
+    reading.join(LIMIT)
     assert done[-2]["done"]["tokens_generated"] == TOKENS  # while nobody read the laggard's
     holding(laggard.socket, LARGE)
     replies = laggard.until("SubEnded")
@@ -66,7 +78,7 @@ def test_one_that_does_not_read_a_websocket_ends_as_lagged(site: Site) -> None:
     assert 0 < len(previewed) < len(generated(done))
     assert "Sessions" in laggard.ask("List")
     events = site.rpc({"Read": {"session": session, "cursor": 0}})["Events"]["events"]
-    assert [reader.receive()["SubEvent"]["event"] for _ in events] == events
+    assert [*seen, *(reader.receive()["SubEvent"]["event"] for _ in events[len(seen) :])] == events
 
 
 def test_a_stream_that_is_not_read_ends_and_frees_its_session(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
