@@ -292,3 +292,34 @@ def test_the_record() -> None:
     assert record["serving"]["tick_yield"] == "a tick's prefill is one step"
     record = json.loads(Rig(verify_rows=True, head_only=True).engine.capability_descriptor() or "")
     assert record["serving"]["speculation_strategies"] == []
+
+
+def test_lanes_that_retire_together_feed_their_held_back_tokens_in_one_step() -> None:
+    rig = Rig(page_size_tokens=1)
+    prompts = {1: some(5, 1), 2: some(9, 2), 3: some(3, 3), 4: some(4, 4)}
+    streams = {tag: prompt + rig.start(tag, prompt, 4)[0] for tag, prompt in prompts.items()}
+    steps = len(rig.fake.steps)
+    rig.tick(retires=[linkw.LaneRetire(tag, tag != 4) for tag in prompts])
+    assert [step.tokens for step in rig.fake.steps[steps:]] == [3]
+    for tag in (1, 2, 3):
+        assert (len(streams[tag]), 0) in rig.offers(streams[tag])
+    assert rig.offers(streams[4]) == []
+
+
+def test_held_back_tokens_that_find_no_room_together_are_fed_as_far_as_they_do() -> None:
+    rig = Rig(page_size_tokens=1)
+    streams = {tag: some(5, tag) + rig.start(tag, some(5, tag), 3)[0] for tag in (1, 2)}
+    rig.fake.fail_next("step", CapacityError("no cells for two"))
+    rig.fake.fail_next("step", CapacityError("nor for the first"), after=1)
+    rig.tick(retires=[linkw.LaneRetire(tag, True) for tag in streams])
+    assert max(length for length, _ in rig.offers(streams[1])) == len(streams[1]) - 1
+    assert max(length for length, _ in rig.offers(streams[2])) == len(streams[2])
+
+
+def test_a_fault_on_held_back_tokens_leaves_none_of_their_states_behind() -> None:
+    rig = Rig(page_size_tokens=1)
+    streams = {tag: some(5, tag) + rig.start(tag, some(5, tag), 3)[0] for tag in (1, 2)}
+    rig.fake.fail_next("step")
+    rig.tick(retires=[linkw.LaneRetire(tag, True) for tag in streams])
+    assert rig.offers(streams[1]) == rig.offers(streams[2]) == []
+    assert rig.fake.sequences == []

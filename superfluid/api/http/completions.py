@@ -6,7 +6,6 @@ from typing import Any
 import attrs
 from quart import Response
 
-from superfluid.api.http import sse
 from superfluid.api.http.access_log import AccessLine
 from superfluid.api.http.app import read_body
 from superfluid.api.http.context import Api
@@ -101,4 +100,4 @@ async def completions(api: Api) -> Response:
         echoed=echoed,
         want_logprobs=logprobs is not None,
     )
-    return Response(answer.stream(), headers=sse.HEADERS) if choices.stream else await answer.whole()
+    return await answer.respond(choices.stream)

@@ -8,6 +8,7 @@ import trio
 from quart import request
 
 from superfluid.api.http.choices import SILENCE, Running
+from superfluid.api.http.connection import CONNECTION
 from superfluid.api.http.errors import SERVER, ApiError
 from superfluid.api.http.options import Choices, read_class, read_switch
 from superfluid.api.http.requests import on_end
@@ -76,7 +77,7 @@ class Api:
 
     def run(self) -> Running:
         """The generations of the current request, none yet: they end when it does."""
-        running = Running()
+        running = Running(request.scope["state"].get(CONNECTION))
         self.running.add(running)
 
         def close() -> None:

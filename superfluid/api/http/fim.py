@@ -5,7 +5,6 @@ from typing import Any
 import attrs
 from quart import Response
 
-from superfluid.api.http import sse
 from superfluid.api.http.access_log import AccessLine
 from superfluid.api.http.context import Api
 from superfluid.api.http.errors import ApiError, invalid
@@ -83,7 +82,7 @@ async def fill_in(api: Api, name: str, fields: Fields) -> Response:
         ) from None
     prompt = fills[0].started.prompt_tokens
     answer = FimAnswer(api, choices, fim.serves(model), running, line, model=model.name, prompt=prompt, fills=fills)
-    return Response(answer.stream(), headers=sse.HEADERS) if choices.stream else await answer.whole()
+    return await answer.respond(choices.stream)
 
 
 class FimAnswer(TextAnswer):
@@ -93,11 +92,11 @@ class FimAnswer(TextAnswer):
         super().__init__(*arguments, **settings)
         self._fills = fills
 
-    def _members(self) -> dict[str, Any]:
+    def _account(self) -> dict[str, Any]:
         return {"usage": self._shown_usage(), **self._served()}
 
-    def _last_members(self) -> dict[str, Any]:
-        return self._members() if self._choices.include_usage else self._served()
+    def _last_account(self) -> dict[str, Any]:
+        return self._account() if self._choices.include_usage else self._served()
 
     def _served(self) -> dict[str, Any]:
         return {

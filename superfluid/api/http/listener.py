@@ -12,12 +12,12 @@ from typing import Any
 
 import hypercorn.config
 import trio
-from hypercorn.events import Event, Updated
 from hypercorn.trio.lifespan import Lifespan
-from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
+
+from superfluid.api.http.connection import Connection
 
 IDLE = 30.0  # seconds for a request's head, and for an idle kept-alive connection
 UNREAD = 60.0  # seconds a client may take no byte of its answer
@@ -110,26 +110,6 @@ def server_config() -> hypercorn.config.Config:
     config.errorlog = None
     config.include_server_header = False
     return config
-
-
-class Connection(TCPServer):  # type: ignore[misc]
-    """A connection that ends when its client has left.
-
-    Once the client's end of stream was read, the server would still wait out its idle timer before it closes: with
-    clients that make a connection per request, descriptors would run out.
-    """
-
-    _left = False
-
-    async def _read_data(self) -> None:
-        await super()._read_data()
-        self._left = True
-        await self.idle_task.stop()
-
-    async def protocol_send(self, event: Event) -> None:
-        if self._left and isinstance(event, Updated):
-            return  # the timer is for the next request, which will not come
-        await super().protocol_send(event)
 
 
 async def serve(

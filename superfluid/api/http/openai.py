@@ -1,19 +1,20 @@
 """POST /v1/chat/completions (spec: http_openai, chat completions)."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 from quart import Response
 
 from superfluid.api.http import sse
-from superfluid.api.http.access_log import LEFT, AccessLine
-from superfluid.api.http.app import json_response, read_body
+from superfluid.api.http.access_log import AccessLine
+from superfluid.api.http.answer import Answer
+from superfluid.api.http.app import read_body
 from superfluid.api.http.calls import Calls
 from superfluid.api.http.choices import Running
 from superfluid.api.http.context import Api
-from superfluid.api.http.errors import ApiError, context_length_exceeded, invalid, wrong_type
+from superfluid.api.http.errors import context_length_exceeded, invalid, wrong_type
 from superfluid.api.http.fields import Fields
 from superfluid.api.http.media import Medium, read_media, refuse_media
 from superfluid.api.http.options import MAX_TOP_LOGPROBS, Choices, read_choices, with_seed
@@ -142,7 +143,7 @@ async def chat_completions(api: Api) -> Response:
         running.add(await served.begin_all(bodies, [with_seed(options, i) for i in range(chat.choices.n)]))
     held = attempt is not None and attempt.holds_calls
     answer = ChatAnswer(api, chat, served, constraint, held, running, line)
-    return Response(answer.stream(), headers=sse.HEADERS) if chat.choices.stream else await answer.whole()
+    return await answer.respond(chat.choices.stream)
 
 
 def opener_of(bodies: list[Body]) -> list[int]:
@@ -156,7 +157,7 @@ def check_window(served: Model, bodies: list[Body]) -> None:
         raise context_length_exceeded(served.window, length, served.larger_window)
 
 
-def usage_of(started: list[Started], replies: list[Reply]) -> Usage:
+def usage_of(started: Sequence[Started], replies: Sequence[Reply]) -> Usage:
     """One choice's prompt, the sum of the completions, the largest warm prefix."""
     return Usage(
         prompt=started[0].prompt_tokens,
@@ -165,7 +166,7 @@ def usage_of(started: list[Started], replies: list[Reply]) -> Usage:
     )
 
 
-class ChatAnswer:
+class ChatAnswer(Answer):
     """The answer to one chat request, whole or streamed."""
 
     def __init__(
@@ -178,11 +179,7 @@ class ChatAnswer:
         running: Running,
         line: AccessLine,
     ) -> None:
-        self._chat = chat
-        self._tokenizer = served.tokenizer
-        self.running = running
-        self._line = line
-        self._replies = [
+        replies = [
             Reply(
                 served.tokenizer,
                 chat.choices.stop_filter(),
@@ -201,44 +198,28 @@ class ChatAnswer:
             )
             for index, one in enumerate(running.started)
         ]
-        self._head = {
+        head = {
             "id": f"chatcmpl-superfluid-{api.next_id()}",
             "object": "chat.completion.chunk" if chat.choices.stream else "chat.completion",
             "created": int(time.time()),
             "model": served.name,
             "system_fingerprint": FINGERPRINT,
         }
+        super().__init__(running, replies, line, head)
+        self._chat = chat
+        self._tokenizer = served.tokenizer
 
     def _usage(self) -> Usage:
-        return usage_of(self.running.started, self._replies)
-
-    def _write_line(self, status: int, finish: str) -> None:
-        ends = [reply.ended for reply in self._replies if reply.ended is not None]
-        self._line.write(status, self._usage(), self.running.started, ends, finish)
+        return usage_of(self._running.started, self._replies)
 
     # ---- whole
 
-    async def whole(self) -> Response:
-        try:
-            async for batch in self.running:
-                for index, item in batch or ():
-                    reply = self._replies[index]
-                    reply.take(item)
-                    if reply.complete:
-                        self.running.stop(index)
-        except ApiError as error:
-            self._write_line(error.status, self.running.why_failed)
-            raise
-        finally:
-            self._write_line(LEFT if any(reply.ended is None for reply in self._replies) else 200, self._finish())
-        usage = self._usage()
+    def _members(self) -> dict[str, Any]:
         choices = [self._choice(index, reply) for index, reply in enumerate(self._replies)]
-        body = {**self._head, "choices": choices, "usage": usage.to_json()}
-        return json_response(body, headers={"x-superfluid-warm": str(usage.cached)})
+        return {"choices": choices, "usage": self._usage().to_json()}
 
-    def _finish(self) -> str:
-        first = self._replies[0]
-        return "cancelled" if first.ended is None else first.finish_reason
+    def _headers(self) -> dict[str, str]:
+        return {"x-superfluid-warm": str(self._usage().cached)}
 
     def _choice(self, index: int, reply: Reply) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": reply.text}
@@ -254,32 +235,11 @@ class ChatAnswer:
 
     # ---- streamed
 
-    async def stream(self) -> AsyncIterator[bytes]:
-        """The chunks of all choices; the last chunk of the last choice carries the usage."""
-        chunks = sse.Chunks(self._head)
-        try:
-            yield b"".join(
-                chunks.chunk({"index": index, "finish_reason": None, "delta": {"role": "assistant"}})
-                for index in range(len(self._replies))
-            )
-            async for batch in self.running:
-                out = [sse.COMMENT] if batch is None else []
-                try:
-                    for index, item in batch or ():
-                        reply = self._replies[index]
-                        out += [self._chunk(chunks, index, delta) for delta in reply.take(item)]
-                        if reply.complete:
-                            self.running.stop(index)
-                except ApiError as error:
-                    self._write_line(200, self.running.why_failed)  # which the client has read already
-                    yield b"".join([*out, sse.event(error.frame()), sse.DONE])
-                    return
-                if out:
-                    yield b"".join(out)
-            self._write_line(200, self._finish())
-            yield self._last(chunks)
-        finally:
-            self._write_line(200, "cancelled")
+    def _opening(self, chunks: sse.Chunks) -> list[bytes]:
+        return [
+            chunks.chunk({"index": index, "finish_reason": None, "delta": {"role": "assistant"}})
+            for index in range(len(self._replies))
+        ]
 
     def _chunk(self, chunks: sse.Chunks, index: int, delta: Delta) -> bytes:
         continuous = self._chat.choices.continuous_usage and delta.call is None
@@ -301,7 +261,8 @@ class ChatAnswer:
             },
         )
 
-    def _last(self, chunks: sse.Chunks) -> bytes:
+    def _last(self, chunks: sse.Chunks) -> list[bytes]:
+        """The last chunk of the last choice carries the usage."""
         usage = self._usage()
         members = {"usage": usage.to_json(), "superfluid": {"warm": usage.cached}}
         out: list[bytes] = []
@@ -309,4 +270,4 @@ class ChatAnswer:
             choice = {"index": index, "finish_reason": reply.finish_reason, "delta": {}}
             last = index == len(self._replies) - 1
             out.append(chunks.chunk(choice, **(members if last else {})))
-        return b"".join([*out, sse.DONE])
+        return out

@@ -57,8 +57,7 @@ class Tick:
     def run(self) -> None:
         work, outcome = self._work, self._outcome
         self._make_room()
-        for tag, lane, publish in work.retires:
-            self._retire(tag, lane, publish)
+        self._retire()
         self._settle()
         for lane, token in work.commits:
             self._commit(lane, token)
@@ -112,42 +111,60 @@ class Tick:
             if cache.leave(entry):
                 self._outcome.evicted(entry, n_bytes)
 
-    def _retire(self, tag: int, lane: Lane | None, publish: bool) -> None:
+    def _retire(self) -> None:
+        """Let lanes go: those that publish nothing first, so that the others' held-back tokens find their cells."""
         core = self._core
-        if lane is None:
-            core.faulted.discard(tag)
-            return
-        core.end_lane(lane)
-        if publish and self._ingest_held(lane):
-            n = lane.ingested if core.head_only else core.cache.round(lane.ingested)
-            if n:
-                try:
-                    if n < lane.ingested:
-                        core.primitives.seq_truncate(lane.sequence.seq, n)
-                except FatalError:
-                    raise
-                except PrimitiveError:
-                    pass
-                else:
-                    sequence = lane.sequence
-                    seq = core.sequences.unwrap(sequence)
-                    prompt_len = min(lane.prompt_len, n)
-                    core.cache.publish(seq, lane.stream[:n], prompt_len, sequence.taint, sequence.shared_fork)
-                    return
-        core.sequences.free(lane.sequence)
+        published: list[Lane] = []
+        for tag, lane, publish in self._work.retires:
+            if lane is None:
+                core.faulted.discard(tag)
+                continue
+            core.end_lane(lane)
+            if publish:
+                published.append(lane)
+            else:
+                core.sequences.free(lane.sequence)
+        held = [lane for lane in published if lane.held]
+        broken: set[int] = set()
+        for start in range(0, len(held), core.max_batch):
+            broken |= self._ingest_held(held[start : start + core.max_batch])
+        for lane in published:
+            if lane.tag in broken or not self._publish(lane):
+                core.sequences.free(lane.sequence)
 
-    def _ingest_held(self, lane: Lane) -> bool:
-        """Feed the held-back token, so that it is cached too; false when the state is not to be trusted after it."""
-        if lane.held:
+    def _ingest_held(self, lanes: list[Lane]) -> set[int]:
+        """Feed held-back tokens in one step, so that they are cached too; the tags whose state is not to be trusted
+        after it."""
+        try:
+            self._core.primitives.step([lane.next_feed(False) for lane in lanes])
+        except CapacityError:  # nothing was fed: some may fit, the rest is cached without its last token
+            if len(lanes) == 1:
+                return set()
+            return set[int]().union(*(self._ingest_held([lane]) for lane in lanes))
+        except FatalError:
+            raise
+        except PrimitiveError:
+            return {lane.tag for lane in lanes}
+        for lane in lanes:
+            lane.ingested += 1
+        return set()
+
+    def _publish(self, lane: Lane) -> bool:
+        """Move a lane's state into the cache, cut to whole pages; false when there is nothing to keep."""
+        core = self._core
+        n = lane.ingested if core.head_only else core.cache.round(lane.ingested)
+        if not n:
+            return False
+        if n < lane.ingested:
             try:
-                self._core.primitives.step([lane.next_feed(False)])
-            except CapacityError:
-                return True
+                core.primitives.seq_truncate(lane.sequence.seq, n)
             except FatalError:
                 raise
             except PrimitiveError:
                 return False
-            lane.ingested += 1
+        sequence = lane.sequence
+        seq = core.sequences.unwrap(sequence)
+        core.cache.publish(seq, lane.stream[:n], min(lane.prompt_len, n), sequence.taint, sequence.shared_fork)
         return True
 
     def _settle(self) -> None:

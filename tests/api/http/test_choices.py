@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from superfluid.api.http.choices import PACE, SILENCE, Running
+from superfluid.api.http.choices import PACE, SILENCE, Batch, Outlet, Running
 from superfluid.api.http.context import Api
 from superfluid.codec.channels import PairSplitter, Router
 from superfluid.codec.tokenizer import TokenBytes
@@ -21,10 +21,10 @@ def router() -> Router:
 class Lanes:
     """Generations without a scheduler, and which of them were cancelled."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, outlet: Outlet | None = None) -> None:
         self.cancelled: list[Generation] = []
         self.generations = [Generation(Job(None, [1], 9, router()), self.cancelled.append) for _ in range(count)]
-        self.running = Running()
+        self.running = Running(outlet)
         self.running.add([Started(generation, None, 1, 9) for generation in self.generations])
 
     def say(self, index: int, text: str) -> None:
@@ -119,3 +119,139 @@ async def test_a_generation_that_ended_at_once_is_read() -> None:
     running = Running()
     running.add([Started(generation, None, 1, 0)])
     assert texts(await anext(running)) == [(0, "end")]
+
+
+# ---- written where it is made
+
+
+class Sink:
+    """An outlet that takes `room` bytes until it is flushed."""
+
+    def __init__(self, room: int = 1_000_000) -> None:
+        self.room = room
+        self.writable = True
+        self.sent = b""
+        self.kept = b""
+
+    def write(self, body: bytes) -> bool:
+        assert self.writable
+        assert not self.kept
+        self.sent, self.kept = self.sent + body[: self.room], body[self.room :]
+        return not self.kept
+
+    async def flush(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self.sent, self.kept = self.sent + self.kept, b""
+
+
+def encode(batch: Batch) -> bytes:
+    return "".join(f"{index}{text}" for index, text in texts(batch)).encode()
+
+
+class Reader:
+    """Reads in a task of its own what is left for it."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes = lanes
+        self.got: list[list[tuple[int, str]] | None] = []
+
+    async def read(self) -> None:
+        async for batch in self.lanes.running:
+            self.got.append(None if batch is None else texts(batch))
+
+
+async def settled() -> None:
+    await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_items_are_written_while_the_reader_waits(autojump_clock: trio.testing.MockClock) -> None:
+    sink = Sink()
+    lanes = Lanes(2, sink)
+    reader = Reader(lanes)
+    lanes.running.write_ahead(encode)
+    lanes.say(0, "early ")  # nobody waits yet: it is for the reader, who is first
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reader.read)
+        await settled()
+        assert reader.got == []  # the pace holds for the first too
+        await trio.sleep(PACE)
+        assert reader.got == [[(0, "early ")]]
+        await trio.sleep(PACE)
+        lanes.say(1, "a")
+        assert sink.sent == b"1a"  # before any other task ran
+        lanes.say(0, "b")  # within the pace
+        lanes.say(1, "c")
+        assert sink.sent == b"1a"
+        await trio.sleep(2 * PACE)
+        assert reader.got[1:] == [[(0, "b"), (1, "c")]]
+        await trio.sleep(PACE)
+        sink.writable = False  # the layers above are sending
+        lanes.say(0, "d")
+        await settled()
+        assert reader.got[2:] == [[(0, "d")]]
+        sink.writable = True
+        await trio.sleep(PACE)
+        lanes.say(0, "e")
+        assert sink.sent == b"1a0e"
+        lanes.end(0)  # an end is the reader's, and so is all that comes after it
+        await settled()
+        await trio.sleep(PACE)
+        lanes.say(1, "f")
+        lanes.end(1)
+    assert reader.got[3:] == [[(0, "end")], [(1, "f"), (1, "end")]]
+    assert sink.sent == b"1a0e"
+
+
+async def test_what_the_outlet_does_not_take_is_flushed_before_more(autojump_clock: trio.testing.MockClock) -> None:
+    sink = Sink(room=3)
+    lanes = Lanes(1, sink)
+    reader = Reader(lanes)
+    lanes.running.write_ahead(encode)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reader.read)
+        await trio.sleep(PACE)
+        lanes.say(0, "long text")
+        assert sink.sent == b"0lo"
+        lanes.say(0, "more")  # while the rest waits
+        await settled()
+        await trio.sleep(2 * PACE)
+        assert sink.sent == b"0long text"
+        assert reader.got == [[(0, "more")]]
+        lanes.end(0)
+
+
+async def test_an_error_in_writing_is_the_readers(autojump_clock: trio.testing.MockClock) -> None:
+    lanes = Lanes(1, Sink())
+
+    def fail(_: Batch) -> bytes:
+        raise KeyError("a bug")
+
+    async def read() -> None:
+        with pytest.raises(KeyError, match="a bug"):
+            await anext(lanes.running)
+
+    lanes.running.write_ahead(fail)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await trio.sleep(PACE)
+        lanes.say(0, "a")  # the one who made the item is none the wiser
+
+
+async def test_silences_are_told_of_written_streams_too(autojump_clock: trio.testing.MockClock) -> None:
+    sink = Sink()
+    lanes = Lanes(1, sink)
+    api = Api(Daemon.__new__(Daemon))
+    api.running.add(lanes.running)
+    reader = Reader(lanes)
+    lanes.running.write_ahead(encode)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(api.beat)
+        nursery.start_soon(reader.read)
+        await trio.sleep(SILENCE / 2)
+        lanes.say(0, "a")
+        assert sink.sent == b"0a"
+        await trio.sleep(SILENCE * 0.9)
+        assert reader.got == []
+        await trio.sleep(SILENCE * 0.2)
+        assert reader.got == [None]
+        nursery.cancel_scope.cancel()

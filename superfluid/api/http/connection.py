@@ -1,0 +1,85 @@
+"""A connection of the HTTP server: it ends with its client, and a streamed answer may write to it straight."""
+
+import os
+from typing import Any
+
+import h11
+import trio
+from hypercorn.config import Config
+from hypercorn.events import Event, RawData, Updated
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper
+
+CONNECTION = "connection"  # of a request's ASGI state: what it came on
+
+
+class Connection(TCPServer):  # type: ignore[misc]
+    """A connection that ends when its client has left.
+
+    Once the client's end of stream was read, the server would still wait out its idle timer before it closes: with
+    clients that make a connection per request, descriptors would run out.
+
+    A response in progress may be written with `write` by whoever makes it, without a pass through the event loop and
+    the layers above. HTTP/1 only, and never while the layers themselves send.
+    """
+
+    def __init__(
+        self, app: AppWrapper, config: Config, context: WorkerContext, state: dict[str, Any], stream: trio.SocketStream
+    ) -> None:
+        super().__init__(app, config, context, {**state, CONNECTION: self}, stream)
+        self._left = False
+        self._unsent = b""  # the end of what was written, which the socket did not take
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        self._left = True
+        await self.idle_task.stop()
+
+    async def protocol_send(self, event: Event) -> None:
+        if self._left and isinstance(event, Updated):
+            return  # the timer is for the next request, which will not come
+        if self._unsent and isinstance(event, RawData):
+            event, self._unsent = RawData(self._unsent + event.data), b""
+        await super().protocol_send(event)
+
+    # ---- straight to the socket
+
+    @property
+    def writable(self) -> bool:
+        """Whether `write` may be called: the body of a response is due, and nothing waits to be sent."""
+        http = self._http
+        return (
+            http is not None
+            and http.our_state is h11.SEND_BODY
+            and not self._unsent
+            and not self.send_lock.locked()
+            and isinstance(self.stream, trio.SocketStream)
+        )
+
+    def write(self, body: bytes) -> bool:
+        """Send a part of the response's body; false when not all of it was taken, and `flush` sends the rest.
+
+        That the client is gone shows in `flush`.
+        """
+        http = self._http
+        assert http is not None
+        data: bytes = http.send(h11.Data(data=body))
+        try:
+            sent = os.write(self.stream.socket.fileno(), data)
+        except OSError:
+            sent = 0
+        self._unsent = data[sent:]
+        return sent == len(data)
+
+    async def flush(self) -> None:
+        """Send what `write` left over."""
+        await self.protocol_send(RawData(b""))
+
+    @property
+    def _http(self) -> h11.Connection | None:
+        protocol = self.protocol.protocol
+        if isinstance(protocol, H11Protocol) and isinstance(protocol.connection, h11.Connection):
+            return protocol.connection
+        return None
