@@ -25,8 +25,10 @@ from superfluid.scheduler.pins import Pins
 from superfluid.scheduler.planner import Plan, Situation, age, plan_tick, preemptible
 from superfluid.scheduler.queue import Queues
 from superfluid.scheduler.rates import ADAPTIVE_START, Rates, adapt_budget
+from superfluid.scheduler.roster import Roster
 from superfluid.scheduler.shared import SharedPrefixes, Verdict
 from superfluid.scheduler.side import SideOperation, SideOperations, contained
+from superfluid.scheduler.tickets import Tickets
 from superfluid.scheduler.watchers import Sink, Watchers
 from superfluid.shm.ring import RingError
 
@@ -67,10 +69,8 @@ class Scheduler:
         self._codec = codec
         self._outbox = Outbox(store, self._forget)
         self._queues: Queues[Ticket] = Queues()
-        self._lanes: list[Lane] = []
-        self._by_tag: dict[int, Lane] = {}
-        self._tickets: dict[Generation, Ticket] = {}
-        self._busy: dict[int, Ticket] = {}
+        self._tickets = Tickets()
+        self._roster = Roster()
         self._watchers = Watchers()
         self._side = SideOperations()
         self._harvest = Harvest(codec, metrics, self.rates)
@@ -82,15 +82,10 @@ class Scheduler:
         self._keeper = keeper
         if keeper is not None:
             keeper.attach(self.rates, lambda: self._wake.set(), self.pins.awaits_lease)
-        self._idle = trio.Event()
-        self._idle.set()
-        self._quiet: dict[int, trio.Event] = {}  # of sessions whose generation's end is waited for
         self._orders = 0
-        self._tags = 0
         self._plan_seq = 0
         self._budget = self.settings.prefill_budget or ADAPTIVE_START
         self._latency_until = float("-inf")
-        self._next_deadline = float("inf")  # of a job that waits, or may wait again
         self._only_retired = False
         self._no_admission_before = 0
         metrics.prefill_budget_tokens = self._budget
@@ -109,7 +104,7 @@ class Scheduler:
     @property
     def lanes(self) -> list[Lane]:
         """The lanes as they are, oldest first; read only."""
-        return self._lanes
+        return self._roster.lanes
 
     @property
     def queue_depths(self) -> list[int]:
@@ -123,7 +118,7 @@ class Scheduler:
 
     def generating(self, session: int) -> bool:
         """Whether a generation is queued or runs on the session."""
-        return session in self._busy
+        return session in self._tickets
 
     def check_window(self, length: int) -> None:
         """Raises ContextExceeded when a stream of `length` tokens does not fit the window."""
@@ -146,28 +141,22 @@ class Scheduler:
         if job.max_tokens <= 0:
             generation.put_end(ticket.ended(Finish.NONE))
             return generation
-        if job.session is not None:
-            if job.session in self._busy:
-                raise ValueError(f"session {job.session} is generating")
-            self._busy[job.session] = ticket
+        self._tickets.check(job.session)
         self._orders += 1
-        self._tickets[generation] = ticket
+        self._tickets.add(ticket)
         self._queues.push(ticket)
-        if job.deadline is not None:
-            self._next_deadline = min(self._next_deadline, job.deadline)
         if self._keeper is not None:
             self._keeper.began(ticket)
         if job.klass.urgent:
             self._latency_until = trio.current_time() + LATENCY_LINGER
-        if job.klass.urgent or (self._worker is not None and self._free_lanes(self._worker) > 0):
+        if job.klass.urgent or (self._worker is not None and self._free(self._worker) > 0):
             self._raise_yield()  # it can be admitted as soon as the running tick ends
-        self._idle = trio.Event() if self._idle.is_set() else self._idle
         self._wake.set()
         return generation
 
     def cancel(self, session: int) -> bool:
         """Stop the generation of a session; false when there is none."""
-        ticket = self._busy.get(session)
+        ticket = self._tickets.of_session(session)
         if ticket is None:
             return False
         self._cancel(ticket.generation)
@@ -210,12 +199,11 @@ class Scheduler:
 
     async def wait_idle(self) -> None:
         """Return once no generation is queued or running."""
-        await self._idle.wait()
+        await self._tickets.wait_idle()
 
     async def wait_quiet(self, session: int) -> None:
         """Return once no generation is queued or runs on the session; its last events are durable then."""
-        while session in self._busy:
-            await self._quiet.setdefault(session, trio.Event()).wait()
+        await self._tickets.wait_quiet(session)
 
     # ---- the loop
 
@@ -259,33 +247,33 @@ class Scheduler:
         shared = SharedPrefixes(worker, self.rates)
         latency = False
         while True:
-            if not (self._lanes or self._side or self.pins.due or self._can_admit):
+            if not (self._roster or self._side or self.pins.due or self._can_admit):
                 self._gauges()
                 self._wake = trio.Event()
                 with trio.move_on_after(self.pins.until_expiry()):
                     await self._wake.wait()
             control.yield_requested = False
-            urgent = self._queues.urgent or any(lane.klass <= Class.COMPLETION for lane in self._lanes)
+            urgent = self._queues.urgent or any(lane.klass <= Class.COMPLETION for lane in self._roster)
             if latency != (urgent or trio.current_time() < self._latency_until):
                 latency = control.latency = not latency
             self._settle()
             self._preempt(worker)
             if self.pins.any or self.pins.due:
-                worker.staged = 0 if not any(lane.new for lane in self._lanes) else worker.staged
+                worker.staged = 0 if not any(lane.new for lane in self._roster) else worker.staged
                 with contained("the upkeep of pins"):
                     await self.pins.step(worker, self.ticks, self._pool)
             await self._admit(worker, shared)
             if self._side:
                 await self._side.run_due(worker.link, self.ticks, self.settings.starvation_ticks, self._better_work)
-            if self._lanes:
+            if self._roster:
                 await self._outbox.room()
                 if self._keeper is not None:
                     with contained("a copy of a lane's state"):
-                        await self._keeper.before_retire(worker, self._lanes)
-                shared.set_points(self._lanes, self._queues)
+                        await self._keeper.before_retire(worker, self._roster.lanes)
+                shared.set_points(self._roster.lanes, self._queues)
                 await self._tick(worker, latency)
                 with contained("a shared prefix"):
-                    await shared.checkpoint(self._lanes)
+                    await shared.checkpoint(self._roster.lanes)
             else:
                 await trio.lowlevel.checkpoint()
 
@@ -298,9 +286,10 @@ class Scheduler:
         """Stop the lanes whose caller is gone, whose time is up, or whose records could not be kept."""
         batch = Batch()
         now = trio.current_time()
-        if now >= self._next_deadline:
-            self._expire(now)
-        for lane in self._lanes:
+        for ticket in self._tickets.expired(self._queues, now):
+            self._queues.remove(ticket)
+            self._refuse(ticket, NotAdmitted(Finish.LENGTH, expired=ticket.job.raw))
+        for lane in self._roster:
             ticket = lane.ticket
             if lane.finishing:
                 continue
@@ -315,56 +304,41 @@ class Scheduler:
                 lane.expired = ticket.job.raw
         self._outbox.commit(batch)
 
-    def _expire(self, now: float) -> None:
-        """End the queued jobs whose time is up."""
-        for ticket in [ticket for ticket in self._queues if ticket.past_deadline(now)]:
-            self._queues.remove(ticket)
-            self._refuse(ticket, NotAdmitted(Finish.LENGTH, expired=ticket.job.raw))
-        deadlines = (ticket.job.deadline for ticket in self._tickets.values())
-        self._next_deadline = min((at for at in deadlines if at is not None and at > now), default=float("inf"))
-
     def _preempt(self, worker: Worker) -> None:
         """Take a lane from the worst class when a job of class 0 or 1 finds none free."""
-        if not self.config.preemption or self._free_lanes(worker) > 0 or not self._queues.urgent:
+        if not self.config.preemption or self._free(worker) > 0 or not self._queues.urgent:
             return
-        held, caps = self._held(), self.config.class_lanes
+        held, caps = self._roster.held(), self.config.class_lanes
         waiting = next((klass for klass in Class if self._queues[klass]), None)
         if waiting is None or not waiting.urgent or held[waiting] >= caps.get(waiting, worker.max_lanes + 1):
             return
-        victims = [lane for lane in self._lanes if lane.klass > waiting and preemptible(lane)]
+        victims = [lane for lane in self._roster if lane.klass > waiting and preemptible(lane)]
         if victims:
             lane = max(victims, key=lambda lane: (not lane.prefilling, lane.klass, lane.tag))
             lane.stop(Finish.NONE)
             lane.preempted = True
             self.metrics.preemptions_total += 1
 
-    def _held(self) -> dict[Class, int]:
-        """Lanes per class; one that gives way no longer counts."""
-        held = dict.fromkeys(Class, 0)
-        for lane in self._lanes:
-            held[Class(lane.klass)] += not lane.preempted
-        return held
-
-    def _free_lanes(self, worker: Worker) -> int:
-        return worker.max_lanes - sum(1 for lane in self._lanes if not lane.preempted)
+    def _free(self, worker: Worker) -> int:
+        return self._roster.free(worker.max_lanes)
 
     async def _admit(self, worker: Worker, shared: SharedPrefixes) -> None:
         """Make lanes of queued jobs while one is free."""
-        if not self._queues or (self._lanes and self.ticks < self._no_admission_before):
+        if not self._queues or (self._roster and self.ticks < self._no_admission_before):
             return
-        if not any(lane.new for lane in self._lanes):
+        if not any(lane.new for lane in self._roster):
             worker.staged = 0
         held: list[Ticket] = []
         try:
-            while self._free_lanes(worker) > 0 and worker.can_stage:
-                if any(lane.exclusive and not lane.preempted for lane in self._lanes):
+            while self._free(worker) > 0 and worker.can_stage:
+                if any(lane.exclusive and not lane.preempted for lane in self._roster):
                     return
                 ticket = self._queues.pop_next(
-                    self.ticks, self.settings.starvation_ticks, self._held(), self.config.class_lanes
+                    self.ticks, self.settings.starvation_ticks, self._roster.held(), self.config.class_lanes
                 )
                 if ticket is None:
                     return
-                decision = shared.decide(ticket, self._lanes, self.ticks)
+                decision = shared.decide(ticket, self._roster.lanes, self.ticks)
                 if decision.verdict is Verdict.HOLD or self._loading(ticket):
                     held.append(ticket)
                     continue
@@ -372,7 +346,7 @@ class Scheduler:
                     if decision.verdict is Verdict.PUBLISH and decision.leader is not None:
                         with contained("a shared prefix"):
                             await shared.publish(decision.leader, decision.length)
-                    lane = await worker.place(ticket, self._tags + 1)
+                    lane = await worker.place(ticket, self._roster.next_tag())
                 except NotAdmitted as end:
                     self._refuse(ticket, end)
                 except NotYet:
@@ -388,9 +362,7 @@ class Scheduler:
                     self._queues.push_front(ticket)
                     raise
                 else:
-                    self._tags += 1
-                    self._lanes.append(lane)
-                    self._by_tag[lane.tag] = lane
+                    self._roster.add(lane)
         finally:
             for ticket in reversed(held):
                 self._queues.push_front(ticket)
@@ -409,13 +381,13 @@ class Scheduler:
 
     def _better_work(self, klass: Class) -> bool:
         """Whether a class better than `klass` has a lane or a job."""
-        return any(lane.klass < klass for lane in self._lanes) or any(self._queues[k] for k in Class if k < klass)
+        return any(lane.klass < klass for lane in self._roster) or any(self._queues[k] for k in Class if k < klass)
 
     # ---- one tick
 
     async def _tick(self, worker: Worker, latency: bool) -> None:
         self._drop_unwanted(worker)
-        if not self._lanes:
+        if not self._roster:
             return
         self.ticks += 1
         now = Situation(
@@ -430,11 +402,11 @@ class Scheduler:
             round_granular=worker.record.round_granular,
             tick_yield=worker.record.tick_yield,
         )
-        plan = plan_tick(self._lanes, self.rates, self.settings, now)
+        plan = plan_tick(self._roster.lanes, self.rates, self.settings, now)
         self._plan_seq += 1
         wire = self._wire(worker, plan)
         started = trio.current_time()
-        self.in_flight = TickInFlight.of(plan, len(self._lanes), len(wire.admits), started)
+        self.in_flight = TickInFlight.of(plan, len(self._roster), len(wire.admits), started)
         self._gauges()
         try:
             events = await self._submit(worker, plan, wire)
@@ -456,14 +428,13 @@ class Scheduler:
 
     def _drop_unwanted(self, worker: Worker) -> None:
         """Forget new lanes whose caller went away while they were made."""
-        for lane in [lane for lane in self._lanes if lane.new and lane.ticket.cancelled]:
+        for lane in [lane for lane in self._roster if lane.new and lane.ticket.cancelled]:
             self._unmake(worker, lane)
             self._refuse(lane.ticket, NotAdmitted(Finish.CANCELLED))
 
     def _unmake(self, worker: Worker, lane: Lane) -> None:
         """Take back a lane that the engine never saw."""
-        self._lanes.remove(lane)
-        del self._by_tag[lane.tag]
+        self._roster.remove(lane)
         if lane.seed:
             worker.link.seed_release(lane.seed)
         if lane.grammar or lane.bias:
@@ -474,14 +445,14 @@ class Scheduler:
         self._side.add(SideOperation(lambda _: worker.free(grammar, bias), None, self.ticks))
 
     def _wire(self, worker: Worker, plan: Plan[Lane]) -> linkw.TickPlan:
-        jobs = [lane.ticket.job for lane in self._lanes if not lane.finishing]
+        jobs = [lane.ticket.job for lane in self._roster if not lane.finishing]
         streams = any(job.want_provisional or job.fim or job.session in self._watchers for job in jobs)
         return linkw.TickPlan(
             self._plan_seq,
             PlanFlag.PARTIAL_EMITS if streams else 0,
             plan.budget,
             worker.max_lanes,
-            [admit_of(lane) for lane in self._lanes if lane.new],
+            [admit_of(lane) for lane in self._roster if lane.new],
             [],
             [linkw.LanePrefill(lane.tag, offset, count) for lane, offset, count in plan.prefills],
             [linkw.LaneDecode(lane.tag, grant, overshoot) for lane, grant, overshoot in plan.decodes],
@@ -494,21 +465,21 @@ class Scheduler:
             try:
                 return await worker.link.tick(wire, self._on_emit)
             except WorkerGone as gone:
-                for lane in self._lanes:
+                for lane in self._roster:
                     lane.new = lane.new and gone.unread
                 raise
             except EngineRefused as refusal:
                 if refusal.status != Status.NeedsReplan or not wire.admits:
                     raise
             self._defer(worker, plan, wire)
-            if not self._lanes:
+            if not self._roster:
                 return None
 
     def _defer(self, worker: Worker, plan: Plan[Lane], wire: linkw.TickPlan) -> None:
         """Put the second half of a plan's admits back at the head of their queues."""
         keep = len(wire.admits) // 2
-        alone = len(wire.admits) == len(self._lanes) == 1
-        out = [self._by_tag[admit.lane_tag] for admit in wire.admits[keep:]]
+        alone = len(wire.admits) == len(self._roster) == 1
+        out = [self._roster.by_tag[admit.lane_tag] for admit in wire.admits[keep:]]
         tags = {lane.tag for lane in out}
         del wire.admits[keep:]
         wire.prefills = [chunk for chunk in wire.prefills if chunk.lane_tag not in tags]
@@ -531,7 +502,7 @@ class Scheduler:
 
     def _on_emit(self, tag: int, tokens: list[int]) -> None:
         """Tokens of a lane while its tick runs."""
-        lane = self._by_tag.get(tag)
+        lane = self._roster.by_tag.get(tag)
         if lane is None or lane.finishing or not tokens:
             return
         ticket = lane.ticket
@@ -552,7 +523,7 @@ class Scheduler:
         worker.staged = 0
         batch = Batch()
         for result in events.admit_results:
-            lane = self._by_tag.get(result.lane_tag)
+            lane = self._roster.by_tag.get(result.lane_tag)
             if lane is None:
                 continue
             lane.new = False
@@ -560,10 +531,10 @@ class Scheduler:
                 self._reject(worker, lane, result.reject_code)
             else:
                 worker.count(lane, self.metrics)
-        took = self._harvest.take(worker, plan, events, self._by_tag, batch, now)
+        took = self._harvest.take(worker, plan, events, self._roster.by_tag, batch, now)
         self._outbox.commit(batch)
         await self._retire(worker, plan)
-        age(self._lanes, plan)
+        age(self._roster.lanes, plan)
         prefill_s = self.rates.measure(took.prefilled, took.rounds, len(plan.decodes), events.timings)
         if self.settings.prefill_budget == 0 and took.prefilled:
             prefilling = len(plan.prefills) + len(self._queues)
@@ -583,8 +554,7 @@ class Scheduler:
     async def _retire(self, worker: Worker, plan: Plan[Lane]) -> None:
         """Let the lanes go that this tick retired, and tell their callers."""
         for lane in plan.retires:
-            self._lanes.remove(lane)
-            del self._by_tag[lane.tag]
+            self._roster.remove(lane)
             if lane.publish and self.pins.any:
                 self.pins.retired(lane.ticket.job.session, ids_of(lane.ticket))
             self._end(lane)
@@ -624,17 +594,17 @@ class Scheduler:
         self._gauges()
 
     def _gauges(self) -> None:
-        self.metrics.lanes_active = len(self._lanes)
+        self.metrics.lanes_active = len(self._roster)
         self.metrics.queue_depth = self._queues.depths()
 
     # ---- failures and cancels
 
     async def _fail_tick(self, worker: Worker, reason: str) -> None:
         """A tick was refused or failed: its lanes end, and are retired in a plan of their own."""
-        retires = [linkw.LaneRetire(lane.tag, lane.publish) for lane in self._lanes if not lane.new]
-        for lane in [lane for lane in self._lanes if lane.new and lane.seed]:
+        retires = [linkw.LaneRetire(lane.tag, lane.publish) for lane in self._roster if not lane.new]
+        for lane in [lane for lane in self._roster if lane.new and lane.seed]:
             worker.link.seed_release(lane.seed)
-        held = [lane for lane in self._lanes if lane.grammar or lane.bias]
+        held = [lane for lane in self._roster if lane.grammar or lane.bias]
         self._fail_lanes(Failure.TICK_FAILED, f"generation failed: {reason}")
         log.warning("%s: %s", self.name or "scheduler", reason)
         if retires:
@@ -650,9 +620,8 @@ class Scheduler:
 
     def _take_back(self) -> None:
         """Put the lanes that the worker never saw back at the head of their queues, for the next worker."""
-        for lane in [lane for lane in reversed(self._lanes) if lane.new]:
-            self._lanes.remove(lane)
-            del self._by_tag[lane.tag]
+        for lane in [lane for lane in reversed(self._roster.lanes) if lane.new]:
+            self._roster.remove(lane)
             if lane.ticket.cancelled:
                 self._refuse(lane.ticket, NotAdmitted(Finish.CANCELLED))
             else:
@@ -661,8 +630,7 @@ class Scheduler:
 
     def _fail_lanes(self, code: str, reason: str) -> None:
         """End every lane with an error; a finishing one ends as it was. What a tick has shown is kept in the log."""
-        lanes, self._lanes = self._lanes, []
-        self._by_tag.clear()
+        lanes = self._roster.clear()
         batch = Batch()
         for lane in lanes:
             if lane.finishing:
@@ -677,7 +645,7 @@ class Scheduler:
             self._end(lane)
 
     def _cancel(self, generation: Generation) -> None:
-        ticket = self._tickets.get(generation)
+        ticket = self._tickets.of(generation)
         if ticket is None or ticket.cancelled:
             return
         ticket.cancelled = True
@@ -689,18 +657,11 @@ class Scheduler:
             self._wake.set()
 
     def _raise_yield(self) -> None:
-        if self._worker is not None and self._lanes:
+        if self._worker is not None and self._roster:
             self._worker.link.control.yield_requested = True
 
     def _forget(self, ticket: Ticket) -> None:
-        """A ticket's end is about to be told: its session is free."""
-        self._tickets.pop(ticket.generation, None)
+        """A ticket's end is about to be told."""
+        self._tickets.forget(ticket)
         if self._keeper is not None:
             self._keeper.ended(ticket)
-        session = ticket.job.session
-        if session is not None and self._busy.get(session) is ticket:
-            del self._busy[session]
-            if session in self._quiet:
-                self._quiet.pop(session).set()
-        if not self._tickets:
-            self._idle.set()
