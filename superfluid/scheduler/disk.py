@@ -205,6 +205,7 @@ class DiskTier:
                     LENGTH.pack(saved.size),
                     space.sealed,
                     synced=False,
+                    behind=True,
                 )
             self._os.rename(temporary, file.path)
         except OSError:

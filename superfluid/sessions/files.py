@@ -6,8 +6,10 @@ import os
 import secrets
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from superfluid._native import ffi, lib
 from superfluid.sessions.errors import StoreLocked
 
 LOCK_POLL = 0.02  # seconds between two looks at a store lock
@@ -50,16 +52,28 @@ class Files:
         """Write what the system takes at once; returns how much that was."""
         return os.pwrite(descriptor, data, offset)
 
+    def write_behind(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
+        """As `write`, from a thread that gives way to all others."""
+        with ffi.from_buffer("uint8_t[]", data) as pointer:
+            return _done(lib.sf_write_behind(descriptor, pointer, len(data), offset))
+
     def truncate(self, descriptor: int, size: int) -> None:
         os.ftruncate(descriptor, size)
 
     def sync(self, descriptor: int) -> None:
         """Have the file's bytes on disk; SUPERFLUID_FULLFSYNC also asks the drive to empty its cache, where the
         platform can."""
-        if os.environ.get("SUPERFLUID_FULLFSYNC") and hasattr(fcntl, "F_FULLFSYNC"):
-            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        if _full_sync():
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # type: ignore[attr-defined, unused-ignore]
         else:
             os.fsync(descriptor)
+
+    def sync_behind(self, descriptor: int) -> None:
+        """As `sync`, from a thread that gives way to all others."""
+        if _full_sync():
+            self.sync(descriptor)
+        else:
+            _done(lib.sf_sync_behind(descriptor))
 
     def close(self, descriptor: int) -> None:
         os.close(descriptor)
@@ -82,30 +96,48 @@ class Files:
 
     def write_whole(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
         """Write all of `data`, however many calls that takes."""
-        left = memoryview(data)
-        while left:
-            written = self.write(descriptor, left, offset)
-            if written <= 0:
-                raise OSError("the system took no bytes")
-            left = left[written:]
-            offset += written
+        _write_whole(self.write, descriptor, data, offset)
 
-    def create(self, path: Path, *pieces: bytes | memoryview, synced: bool) -> None:
-        """A new file with these bytes; with `synced`, on disk."""
+    def create(self, path: Path, *pieces: bytes | memoryview, synced: bool, behind: bool = False) -> None:
+        """A new file with these bytes; with `synced`, on disk; with `behind`, while nobody else needs the processor."""
+        write, sync = (self.write_behind, self.sync_behind) if behind else (self.write, self.sync)
         descriptor = self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             offset = 0
             for piece in pieces:
-                self.write_whole(descriptor, piece, offset)
+                _write_whole(write, descriptor, piece, offset)
                 offset += len(piece)
             if synced:
-                self.sync(descriptor)
+                sync(descriptor)
         finally:
             self.close(descriptor)
 
     def create_synced(self, path: Path, *pieces: bytes | memoryview) -> None:
         """A new file with these bytes, on disk."""
         self.create(path, *pieces, synced=True)
+
+
+def _full_sync() -> bool:
+    return bool(os.environ.get("SUPERFLUID_FULLFSYNC")) and hasattr(fcntl, "F_FULLFSYNC")
+
+
+def _write_whole(
+    write: Callable[[int, memoryview, int], int], descriptor: int, data: bytes | memoryview, offset: int
+) -> None:
+    left = memoryview(data)
+    while left:
+        written = write(descriptor, left, offset)
+        if written <= 0:
+            raise OSError("the system took no bytes")
+        left = left[written:]
+        offset += written
+
+
+def _done(result: int) -> int:
+    """What a native call says it did. Raises OSError."""
+    if result < 0:
+        raise OSError(-result, os.strerror(-result))
+    return result
 
 
 def temporary_name(path: Path) -> Path:

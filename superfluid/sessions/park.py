@@ -156,7 +156,7 @@ class Parks:
         temporary = path.with_name(path.name + ".tmp")
         try:
             self._files.remove(temporary)
-            self._files.create_synced(temporary, *pieces(artifact))
+            self._files.create(temporary, *pieces(artifact), synced=True, behind=True)
             self._files.rename(temporary, path)
         except OSError:
             with contextlib.suppress(OSError):  # a full disk gets its room back

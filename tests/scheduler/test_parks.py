@@ -409,11 +409,11 @@ class FullDisk(Files):
 
     full = False
 
-    def write(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
+    def write_behind(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
         if self.full and offset + len(data) > 100:
             os.pwrite(descriptor, data[:50], offset)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().write(descriptor, data, offset)
+        return super().write_behind(descriptor, data, offset)
 
 
 async def test_a_full_disk_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

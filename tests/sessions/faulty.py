@@ -43,6 +43,9 @@ class FaultyFiles(Files):
             raise
         return super().write(descriptor, data, offset)
 
+    def write_behind(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
+        return self.write(descriptor, data, offset)
+
     def truncate(self, descriptor: int, size: int) -> None:
         self._called("truncate")
         super().truncate(descriptor, size)
@@ -50,6 +53,9 @@ class FaultyFiles(Files):
     def sync(self, descriptor: int) -> None:
         self._called("sync")
         super().sync(descriptor)
+
+    def sync_behind(self, descriptor: int) -> None:
+        self.sync(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
         self._called("rename")
@@ -68,6 +74,9 @@ class UnsyncedFiles(Files):
     """Real files without the wait for the disk, for tests that look at bytes alone."""
 
     def sync(self, descriptor: int) -> None:
+        pass
+
+    def sync_behind(self, descriptor: int) -> None:
         pass
 
     def sync_directory(self, path: Path) -> None:
