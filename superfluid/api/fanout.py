@@ -1,7 +1,8 @@
-"""What many followers of a session are sent alike, written to their sockets in one go.
+"""Deliveries to many followers of a session, in turns: what is new to all of them goes to all of them at once.
 
-A follower's own task sends the backlog, and whatever its socket does not take at once; while it has everything and
-waits, its socket is written to from here. A delivery then costs little more than one system call a follower.
+Over the session socket it is written to their sockets in one go. A follower's own task sends the backlog, and whatever
+its socket does not take at once; while it has everything and waits, its socket is written to from here. A delivery then
+costs little more than one system call a follower. Over the web their own tasks send it, a few at a time.
 """
 
 import time
@@ -14,7 +15,7 @@ from superfluid._native import ffi, lib
 from superfluid.api.outlet import Outlet
 from superfluid.api.session_api import followed
 from superfluid.link import postcard
-from superfluid.sessions.subscriptions import Feed, Message, Subscription
+from superfluid.sessions.subscriptions import MOST_BEHIND, Feed, Message, Subscription
 
 SHARE = 0.02
 """Of one core: what deliveries to all feeds may take. What is new meanwhile goes out with the next one."""
@@ -23,6 +24,91 @@ LONGEST = 0.25  # seconds between two deliveries at most, whatever they cost
 AT_ONCE = 128  # sockets written to before others have their turn, a lane's tick among them: about 0.3 ms
 MOST_BYTES = 64 * 1024  # of a delivery's frames; larger ones each follower's own task sends, as its socket takes them
 BEFORE_BODY = 15  # bytes of a frame at most: length, variant, number
+
+MOST_HELD = MOST_BEHIND // 4
+"""Messages that end a pause: nobody may come to lag by it."""
+
+WEB_SHARE = 0.1  # as SHARE; a message costs fifty times as much there, most of it in the server below
+WEB_LONGEST = 1.0
+WEB_AT_ONCE = 16  # tasks woken before others have their turn: about 1 ms
+WEB_LOOK = 0.002  # seconds between looks whether those woken have sent it
+
+
+class Turns:
+    """Delivers to the followers of every feed that it carries, feed by feed.
+
+    A delivery that cost more is followed by a longer pause of its feed, measured by the CPU time of this thread.
+    """
+
+    share, longest = SHARE, LONGEST
+
+    def __init__(self) -> None:
+        self._news: dict[Feed, None] = {}
+        self._due: dict[Feed, float] = {}  # of those in their pause: when it ends
+        self._given: dict[Feed, int] = {}  # of the same: the messages that had been delivered
+        self._wake = trio.Event()
+
+    def news(self, feed: Feed) -> None:
+        hurries = feed in self._due and feed.end - self._given[feed] >= MOST_HELD
+        if hurries:
+            del self._due[feed]
+        if hurries or feed not in self._news:
+            self._news[feed] = None
+            self._wake.set()
+
+    def forget(self, subscription: Subscription) -> None:
+        pass
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        while True:
+            feed = min(self._news, key=lambda one: self._due.get(one, 0.0), default=None)
+            at = float("inf") if feed is None else self._due.get(feed, 0.0)
+            if feed is None or at > trio.current_time():
+                self._wake = trio.Event()
+                with trio.move_on_at(at):
+                    await self._wake.wait()
+            else:
+                del self._news[feed]
+                given = feed.end
+                self._pause(feed, given, await self._deliver(feed))
+
+    def _pause(self, feed: Feed, given: int, spent: float) -> None:
+        now = trio.current_time()
+        self._due = {other: at for other, at in self._due.items() if at > now}
+        self._given = {other: self._given[other] for other in self._due} | {feed: given}
+        self._due[feed] = now + min(spent * (1 + len(self._due)) / self.share, self.longest)
+
+    async def _deliver(self, feed: Feed) -> float:
+        """Bring all who wait up to date; the seconds of CPU that it took."""
+        raise NotImplementedError
+
+
+class Wakes(Turns):
+    """Has the followers' own tasks deliver."""
+
+    share, longest = WEB_SHARE, WEB_LONGEST
+
+    def carry(self, number: int, subscription: Subscription) -> None:
+        """Have a subscription sent what it waits for when it is its feed's turn, until it ends."""
+        if subscription.reason is None:
+            subscription.carry(self)
+
+    async def _deliver(self, feed: Feed) -> float:
+        """As above, and all that the thread did meanwhile."""
+        began = time.thread_time()
+        woken = feed.waiting(self)
+        for start in range(0, len(woken), WEB_AT_ONCE):
+            for subscription in woken[start : start + WEB_AT_ONCE]:
+                if subscription.waits:
+                    subscription.wake()
+            await trio.lowlevel.checkpoint()
+        busy = True
+        while busy and any(not one.waits and one.reason is None for one in woken):
+            before = time.thread_time()
+            await trio.sleep(WEB_LOOK)
+            busy = time.thread_time() - before > WEB_LOOK / 4  # else the rest wait for who reads them
+        return time.thread_time() - began
 
 
 class Frames:
@@ -60,17 +146,12 @@ class Line:
     outlet: Outlet
 
 
-class FanOut:
-    """Delivers to the followers of every feed that it carries, feed by feed.
-
-    A delivery that cost more is followed by a longer pause of its feed, measured by the CPU time of this thread.
-    """
+class FanOut(Turns):
+    """Writes straight to the followers' sockets."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._lines: dict[Subscription, Line] = {}
-        self._news: dict[Feed, None] = {}
-        self._due: dict[Feed, float] = {}  # of those in their pause: when it ends
-        self._wake = trio.Event()
 
     def carry(self, number: int, subscription: Subscription, outlet: Outlet) -> None:
         """Send what a subscription waits for, until it ends."""
@@ -78,34 +159,10 @@ class FanOut:
             self._lines[subscription] = Line(number, outlet)
             subscription.carry(self)
 
-    def news(self, feed: Feed) -> None:
-        if feed not in self._news:
-            self._news[feed] = None
-            self._wake.set()
-
     def forget(self, subscription: Subscription) -> None:
         self._lines.pop(subscription, None)
 
-    async def run(self) -> None:
-        """Deliver until cancelled."""
-        while True:
-            feed = min(self._news, key=lambda one: self._due.get(one, 0.0), default=None)
-            at = float("inf") if feed is None else self._due.get(feed, 0.0)
-            if feed is None or at > trio.current_time():
-                self._wake = trio.Event()
-                with trio.move_on_at(at):
-                    await self._wake.wait()
-            else:
-                del self._news[feed]
-                self._pause(feed, await self._deliver(feed))
-
-    def _pause(self, feed: Feed, spent: float) -> None:
-        now = trio.current_time()
-        self._due = {other: at for other, at in self._due.items() if at > now}
-        self._due[feed] = now + min(spent * (1 + len(self._due)) / SHARE, LONGEST)
-
     async def _deliver(self, feed: Feed) -> float:
-        """Bring all who wait up to date; the seconds of CPU that it took."""
         began = time.thread_time()
         spent = 0.0
         by_position: dict[int, list[Subscription]] = {}

@@ -5,7 +5,7 @@ is a place in it.
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, Protocol
 
 import attrs
@@ -17,10 +17,6 @@ MOST_BEHIND = 1024  # messages a subscriber may lag; past that it gets what is q
 
 MOST_AT_ONCE = 32  # messages that are read together
 LOOK_EVERY = 64  # messages after which a feed looks for what everyone has
-CROWD = 16  # followers that read a feed by themselves from which on their previews are paced
-PREVIEWS_PER_SECOND = 2000
-"""Messages with previews that such a crowd is sent: longer texts less often, so that the lane it follows keeps its
-share of the machine."""
 
 UNSUBSCRIBED: Final = "unsubscribed"
 LAGGED: Final = "lagged"
@@ -119,21 +115,19 @@ class Subscription:
 class Feed:
     """The last messages of a session, for followers that want the same of them.
 
-    `clock` tells seconds. A preview that nobody has taken yet grows by what follows it.
+    A preview that nobody has taken yet grows by what follows it.
     """
 
-    def __init__(self, session: int, previews: bool, clock: Callable[[], float]) -> None:
+    def __init__(self, session: int, previews: bool) -> None:
         self.session = session
         self.previews = previews
         self.followers: dict[Subscription, None] = {}
         self.carried: dict[Courier, dict[Subscription, None]] = {}
-        self._clock = clock
         self._messages: list[Message] = []
         self._first = 0  # number of the first of them
         self._sealed = 0  # messages before this one were taken, or are somebody's past
         self._look_at = LOOK_EVERY
         self._idle: list[Subscription] = []  # those who wait and have no courier
-        self._due = 0.0  # when previews may be sent to a crowd of them
 
     @property
     def end(self) -> int:
@@ -161,7 +155,7 @@ class Feed:
         return [one for one in self.carried.get(courier, ()) if one.waits and one.position < end]
 
     def add(self, message: Message) -> None:
-        """A message for all; those who may not have it at once get it with a later one."""
+        """A message for all."""
         last = self._messages[-1] if self.end > self._sealed else None
         if isinstance(message, Preview) and isinstance(last, Preview) and last.channel == message.channel:
             self._messages[-1] = Preview(last.channel, last.text + message.text)
@@ -171,12 +165,9 @@ class Feed:
                 self._look()
         for courier in self.carried:
             courier.news(self)
-        if self._idle and (isinstance(message, Event) or self._clock() >= self._due):
-            if isinstance(message, Preview) and len(self._idle) >= CROWD:
-                self._due = self._clock() + len(self._idle) / PREVIEWS_PER_SECOND
-            woken, self._idle = self._idle, []
-            for subscription in woken:
-                subscription.wake()
+        woken, self._idle = self._idle, []
+        for subscription in woken:
+            subscription.wake()
 
     def since(self, position: int) -> list[Message]:
         """The messages from a follower's position on; they stay as they are from now on."""
@@ -203,12 +194,10 @@ class Subscriptions:
     """All subscriptions of one store, by session.
 
     Whoever follows with previews sees the text of every committed slice before the slice: what is previewed and not
-    published yet is kept for followers that come late, and what was not previewed is, when its slice is staged. What a
-    crowd's pace holds back is sent with the next slice at the latest. `clock` tells seconds.
+    published yet is kept for followers that come late, and what was not previewed is, when its slice is staged.
     """
 
-    def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._feeds: dict[int, dict[bool, Feed]] = {}  # of a session, by whether they have previews
         self._ahead: dict[int, dict[int, str]] = {}  # previewed, not staged: by channel; while someone wants previews
         self._staged: dict[int, deque[Preview]] = {}  # staged, not published
@@ -222,7 +211,7 @@ class Subscriptions:
         feeds = self._feeds.setdefault(session, {})
         feed = feeds.get(previews)
         if feed is None:
-            feed = feeds[previews] = Feed(session, previews, self._clock)
+            feed = feeds[previews] = Feed(session, previews)
         subscription = Subscription(self, feed, own)
         feed.join(subscription)
         return subscription

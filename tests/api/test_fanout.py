@@ -2,6 +2,7 @@
 does to the others."""
 
 import itertools
+import os
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given, strategies as st
 from superfluid._native import ffi, lib
 
 from superfluid.api import fanout
-from superfluid.api.fanout import FanOut, Frames
+from superfluid.api.fanout import FanOut, Frames, Wakes
 from superfluid.api.outlet import frame
 from superfluid.api.session_api import followed
 from superfluid.api.socket import serve_connection
@@ -56,8 +57,11 @@ class Crowd:
         self.followed.append(subscription)
         return next(self._numbers), subscription
 
-    def connect(self, buffer: int | None = None) -> AsyncConnection:
-        ours, theirs = socket.socketpair()
+    def connect(
+        self, buffer: int | None = None, pair: tuple[socket.socket, socket.socket] | None = None
+    ) -> AsyncConnection:
+        """A connection, whose server side has that buffer; of that pair of sockets when there is one."""
+        ours, theirs = pair or socket.socketpair()
         if buffer is not None:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
@@ -100,10 +104,18 @@ async def receive(connection: AsyncConnection, count: int) -> list[api.Response]
     return found
 
 
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
 def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first delivery is also the last."""
-    monkeypatch.setattr(fanout, "SHARE", 1e-12)
-    monkeypatch.setattr(fanout, "LONGEST", 1e6)
+    monkeypatch.setattr(FanOut, "share", 1e-12)
+    monkeypatch.setattr(FanOut, "longest", 1e6)
 
 
 # ---- frames
@@ -209,19 +221,32 @@ async def test_who_unsubscribes_in_a_pause_gets_what_was_queued(crowd: Crowd, mo
     ]
 
 
+async def test_a_pause_ends_before_anyone_lags_by_it(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, sub = await crowd.follower()
+    await trio.testing.wait_all_tasks_blocked()
+    for_ever(monkeypatch)
+    count = fanout.MOST_HELD + 1
+    crowd.publish(0, 1)
+    assert await receive(connection, 1) == [api.SubEventResponse(sub, event(0))]
+    crowd.publish(1, fanout.MOST_HELD)
+    assert await receive(connection, count - 1) == [api.SubEventResponse(sub, event(n)) for n in range(1, count)]
+    crowd.publish(count, MOST_BEHIND)
+    assert crowd.followed[0].reason is None
+
+
 async def test_a_feed_pauses_as_long_as_its_deliveries_cost(mock_clock: trio.testing.MockClock) -> None:
     fan_out, hub = FanOut(), Subscriptions()
     small, large = (hub.add(session, [], False) for session in (1, 2))
-    cost = fanout.SHARE / 100
-    fan_out._pause(small._feed, cost)
+    cost = FanOut.share / 100
+    fan_out._pause(small._feed, 0, cost)
     assert fan_out._due[small._feed] == pytest.approx(trio.current_time() + 0.01)
-    fan_out._pause(large._feed, cost)  # two share what one has alone
+    fan_out._pause(large._feed, 0, cost)  # two share what one has alone
     assert fan_out._due[large._feed] == pytest.approx(trio.current_time() + 0.02)
     mock_clock.jump(0.015)
-    fan_out._pause(small._feed, 1.0)
-    assert fan_out._due[small._feed] == pytest.approx(trio.current_time() + fanout.LONGEST)
+    fan_out._pause(small._feed, 0, 1.0)
+    assert fan_out._due[small._feed] == pytest.approx(trio.current_time() + FanOut.longest)
     mock_clock.jump(1.0)
-    fan_out._pause(large._feed, cost)
+    fan_out._pause(large._feed, 0, cost)
     assert fan_out._due == {large._feed: pytest.approx(trio.current_time() + 0.01)}
 
 
@@ -292,15 +317,17 @@ async def test_one_that_closes_in_the_midst_of_a_delivery_and_whose_descriptor_i
     await trio.testing.wait_all_tasks_blocked()
     lines = list(crowd.fan_out._lines.values())
     (leaving, _), old = followers[-1], lines[-1].outlet.descriptor
+    mine, spare = socket.socketpair()
     newcomers: list[AsyncConnection] = []
     send = FanOut._send
     passed: list[int] = []
 
     async def replace() -> None:
         await leaving.aclose()
-        while len(crowd.hub) == len(followers):
+        while is_open(old):
             await trio.lowlevel.checkpoint()
-        newcomers.extend(crowd.connect() for _ in range(3))  # each takes the lowest free numbers
+        with spare:
+            newcomers.append(crowd.connect(pair=(mine, socket.socket(fileno=os.dup2(spare.fileno(), old)))))
 
     def sending(self: FanOut, frames: Frames, some: list[Subscription], messages: int) -> None:
         passed.append(len(some))
@@ -312,13 +339,15 @@ async def test_one_that_closes_in_the_midst_of_a_delivery_and_whose_descriptor_i
     crowd.publish(0, 1)
     for connection, sub in followers[:-1]:
         assert await receive(connection, 1) == [api.SubEventResponse(sub, event(0))]
+    while len(passed) < len(followers):
+        await trio.lowlevel.checkpoint()
     assert passed == [1] * 39 + [0], "it was gone before its turn"
-    subs = [await follow(newcomer) for newcomer in newcomers]  # nothing came before the answer
-    taken = [line.outlet.descriptor for line in list(crowd.fan_out._lines.values())[-3:]]
-    assert old in taken, "its number was taken"
+    (newcomer,) = newcomers
+    sub = await follow(newcomer)  # nothing came before the answer
+    await trio.testing.wait_all_tasks_blocked()
+    assert list(crowd.fan_out._lines.values())[-1].outlet.descriptor == old
     crowd.publish(1, 1)
-    for connection, sub in zip(newcomers, subs, strict=True):
-        assert await receive(connection, 1) == [api.SubEventResponse(sub, event(1))]
+    assert await receive(newcomer, 1) == [api.SubEventResponse(sub, event(1))]
 
 
 async def test_one_whose_other_end_is_gone_is_forgotten(crowd: Crowd) -> None:
@@ -345,3 +374,41 @@ async def test_a_backlog_and_what_comes_while_it_is_sent(crowd: Crowd) -> None:
     crowd.publish(600, 1)
     assert await receive(connection, 1) == [api.SubEventResponse(subscribed.sub, event(600))]
     assert crowd.followed[0].waits
+
+
+# ---- followers whose own tasks send
+
+
+async def test_those_who_send_by_themselves_are_woken_in_turns_and_wait_for_no_laggard(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    hub, wakes = Subscriptions(), Wakes()
+    count = 3 * fanout.WEB_AT_ONCE
+    seen: list[list[int]] = [[] for _ in range(count)]
+
+    async def read(index: int, subscription: Subscription) -> None:
+        wakes.carry(index, subscription)
+        async for batch in subscription.batches():
+            seen[index] += [one.event_id for one in batch if isinstance(one, ev.Event)]
+            if index == 0:
+                await trio.sleep_forever()  # nobody reads what it sends
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wakes.run)
+        subscriptions = [hub.add(SESSION, [], False) for _ in range(count)]
+        for index, subscription in enumerate(subscriptions):
+            nursery.start_soon(read, index, subscription)
+        await trio.testing.wait_all_tasks_blocked()
+        hub.publish(SESSION, event(0))
+        for most in range(fanout.WEB_AT_ONCE, count + 1, fanout.WEB_AT_ONCE):
+            await trio.lowlevel.checkpoint()
+            assert sum(not one.waits or one.position > 0 for one in subscriptions) <= most
+        await trio.sleep(2 * fanout.WEB_LOOK)
+        for number in range(1, MOST_BEHIND + 2):
+            hub.publish(SESSION, event(number))
+            if number % fanout.MOST_HELD == 0:
+                await trio.sleep(2 * fanout.WEB_LOOK)  # far less than a pause
+        await trio.sleep(2 * wakes.longest)
+        assert seen == [[0]] + [list(range(MOST_BEHIND + 2))] * (count - 1)
+        assert [one.reason for one in subscriptions] == ["lagged"] + [None] * (count - 1)
+        nursery.cancel_scope.cancel()

@@ -14,7 +14,7 @@ from superfluid.link import events as ev
 from superfluid.sessions import rules
 from superfluid.sessions.errors import LogIOError, PurgedSession, UnknownSession
 from superfluid.sessions.store import Store
-from superfluid.sessions.subscriptions import CROWD, MOST_BEHIND, PREVIEWS_PER_SECOND, Preview
+from superfluid.sessions.subscriptions import MOST_BEHIND, Preview
 from tests.sessions.conftest import OpenStore
 from tests.sessions.faulty import FaultyFiles
 
@@ -259,26 +259,33 @@ class TestSubscriptions:
             texts.append("".join([one.text async for one in subscription if isinstance(one, Preview)]))
         assert texts == ["t1t3t4"] * 3
 
-    async def test_a_crowd_gets_longer_previews_less_often(
-        self, open_store: OpenStore, mock_clock: trio.testing.MockClock
-    ) -> None:
+    async def test_previews_that_nobody_has_taken_are_joined(self, open_store: OpenStore) -> None:
+        """For who is slow; who takes them at once, and who comes meanwhile, get the same text."""
         store = open_store()
         session = make(store)
-        crowd = [store.subscribe(session, 9, previews=True) for _ in range(CROWD)]
-        for text in ("t", "1", "t", "2t"):
-            store.subscriptions.preview(session, 0, text)
-        mock_clock.jump(CROWD / PREVIEWS_PER_SECOND)
-        store.subscriptions.preview(session, 0, "3t")
-        store.subscriptions.preview(session, 0, "4")
-        crowd.append(store.subscribe(session, 9, previews=True))
+        slow, quick = (store.subscribe(session, 9, previews=True) for _ in range(2))
+        store.subscriptions.preview(session, 0, "t1")
+        store.subscriptions.preview(session, 0, "t")
+        reading = quick.batches()
+        taken = [await anext(reading)]
+        store.subscriptions.preview(session, 0, "2t")
+        store.subscriptions.preview(session, 0, "3")
+        late = store.subscribe(session, 9, previews=True)
+        store.subscriptions.preview(session, 0, "t4")
+        store.subscriptions.preview(session, 1, "why")
+        taken.append(await anext(reading))
         store.stage([(session, say(1)), (session, say(2)), (session, say(3)), (session, say(4))])
         store.subscriptions.preview(session, 0, "ahead")
         store.flush()
-        for subscription in crowd:
+        seen: list[list[str]] = [[one.text for batch in taken for one in batch if isinstance(one, Preview)]]
+        for subscription in (quick, slow, late):
             subscription.close()
-            seen = [message.text if isinstance(message, Preview) else "" async for message in subscription]
-            assert seen[:-5] in (["t", "1t2t3t", "4"], ["t1t2t3t4"])
-            assert seen[-5:] == ["ahead", "", "", "", ""]
+            seen.append([one.text if isinstance(one, Preview) else "" async for one in subscription])
+        rest = ["ahead", "", "", "", ""]
+        assert seen[0] == ["t1t", "2t3", "t4", "why"]
+        assert seen[1] == rest
+        assert seen[2] == ["t1t", "2t3", "t4", "why", *rest]
+        assert seen[3] == ["t1t2t3", "t4", "why", *rest]
 
     async def test_one_that_lags_gets_what_is_queued_and_ends(self, open_store: OpenStore) -> None:
         store = open_store()

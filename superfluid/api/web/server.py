@@ -9,6 +9,7 @@ from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
+from superfluid.api.fanout import Wakes
 from superfluid.api.http.app import json_response
 from superfluid.api.http.errors import ApiError
 from superfluid.api.http.listener import Listener, listen, serve, server_config
@@ -97,6 +98,7 @@ class WebRequests(Requests):
         self._checks = checks
         self._listener = listener
         self._events = Events()
+        self.wakes = Wakes()
         self._connections = 0
         self.stopping = trio.Event()
 
@@ -114,7 +116,8 @@ class WebRequests(Requests):
         def gone() -> bool:
             return self._listener.gone(tuple(scope["client"]))
 
-        await serve_websocket(self._web.daemon, self._checks, self._events, self.stopping, gone, scope, receive, send)
+        daemon, carry = self._web.daemon, self.wakes.carry
+        await serve_websocket(daemon, self._checks, self._events, carry, self.stopping, gone, scope, receive, send)
 
 
 async def run_web(
@@ -144,6 +147,7 @@ async def run_web(
             await serve(requests, listener, shutdown, task_status, config)
 
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(requests.wakes.run, name="web-deliveries")
         await nursery.start(serve_shielded, name="web-listener")
         task_status.started(listener.port)
         try:

@@ -7,7 +7,7 @@ import orjson
 import trio
 
 from superfluid.api.http.requests import Message, Receive, Scope, Send
-from superfluid.api.session_api import Connection
+from superfluid.api.session_api import Carry, Connection
 from superfluid.api.web.checks import Checks, WebRefusal
 from superfluid.daemon.daemon import Daemon
 from superfluid.link import postcard, session_api as api
@@ -97,6 +97,7 @@ async def serve_websocket(
     daemon: Daemon,
     checks: Checks,
     events: Events,
+    carry: Carry,
     stopping: trio.Event,
     gone: Callable[[], bool],
     scope: Scope,
@@ -105,7 +106,8 @@ async def serve_websocket(
 ) -> None:
     """Check a handshake and answer the connection's requests in order, until it ends or `stopping` is set.
 
-    `gone` tells whether the client has left, for when the connection is not read.
+    `carry` gives its subscriptions their turns. `gone` tells whether the client has left, for when the connection is
+    not read.
     """
     await receive()  # websocket.connect
     try:
@@ -156,7 +158,7 @@ async def serve_websocket(
         nursery.start_soon(read, name="web-requests")
         nursery.start_soon(write, name="web-replies")
         nursery.start_soon(stop, name="web-stop")
-        connection = Connection(daemon, nursery, reply)
+        connection = Connection(daemon, nursery, reply, carry=carry)
         while True:
             asked, size = await requests.get()
             if isinstance(asked, str):

@@ -33,12 +33,10 @@ def listen_with_small_buffers(host: str, port: int) -> socket.socket:
 
 @pytest.fixture(scope="module")
 def site(scripted_gguf: Callable[[str], Path]) -> Iterator[Site]:
-    """Replies only end with their max_tokens, and each token is an event; a connection holds a few kilobytes."""
+    """Replies only end with their max_tokens; a connection holds a few kilobytes."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="sf-") as home:
         patch.setattr(web_server, "listen", listen_with_small_buffers)
         patch.setattr(websocket, "MOST_UNSENT", UNSENT)
-        patch.setitem(planner.FLOOR, True, 1)
-        patch.setattr(planner, "MOST_ROUNDS", 1)
         with SiteThread(Path(home), scripted_gguf("loop")) as site:
             yield site
 
@@ -48,8 +46,10 @@ def holding(connected: socket.socket, most: int) -> None:
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, most)
 
 
-def test_one_that_does_not_read_a_websocket_ends_as_lagged(site: Site) -> None:
+def test_one_that_does_not_read_a_websocket_ends_as_lagged(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets what was queued, without a gap, then why it ends; its connection goes on, and others saw everything."""
+    monkeypatch.setitem(planner.FLOOR, True, 1)
+    monkeypatch.setattr(planner, "MOST_ROUNDS", 1)  # each token is an event
     session = site.session()
     laggard, reader = site.websocket(), site.websocket()
     holding(laggard.socket, SMALLEST)
