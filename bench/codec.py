@@ -15,13 +15,16 @@ from typing import Any
 from superfluid.codec.codec import Codec
 from superfluid.codec.dialects.dialect import DialectRefused
 from superfluid.codec.framing import Encoder, content
+from superfluid.codec.past import Past
 from superfluid.codec.tokenizers.gguf import GgufTokenizer
+from superfluid.link import events
 from superfluid.llama.vocab import Vocab
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared/data"
 MESSAGES, TOKENS = 60, 30_000
 DOCUMENT = 200_000
+APPENDED = ("meta-llama-Llama-3.2-3B-Instruct", "GLM-4.6", "openai-gpt-oss-120b")  # templates
 HOSTILE = {
     "quoted markers": "<|im_end|>",
     "halves of markers": "<|im_end|<|im_end",
@@ -90,6 +93,38 @@ def bench_conversations(tokenizer: Templated, text: str) -> None:
         row(f"{dialect}: every message quotes a marker", measure(warm.render, [quoted] * 3))
 
 
+def session_bodies(text: str, tokenizer: GgufTokenizer, tokens: int) -> list[events.Body]:
+    """The events of a session of about `tokens` tokens, as many to a turn as in `conversation`."""
+    sample = text[: 4 * TOKENS]
+    size = int(len(sample) * TOKENS / len(tokenizer.encode(sample))) // MESSAGES
+    bodies: list[events.Body] = []
+    for i in range(0, MESSAGES * tokens // TOKENS, 2):
+        question, answer = (text[n * size : (n + 1) * size] for n in (i, i + 1))
+        bodies += [events.Message(1, question, [0]), events.GenerationPrompt([0]), events.Generated([0], answer, 0, 1)]
+    return bodies
+
+
+def bench_appends(tokenizer: Templated, text: str) -> None:
+    """A turn appended to a session, when its past is kept and when it comes from the log, by the templates of models
+    that are served in the template dialect. (ChatML renders a turn by itself.)"""
+    for name in APPENDED:
+        tokenizer.source = (DATA / f"chat_templates/{name}.jinja").read_text()
+        codec = Codec.open(tokenizer, "template")
+        for tokens in (TOKENS, 4 * TOKENS):
+            bodies = session_bodies(text, tokenizer, tokens)
+            past = Past(bodies)
+            codec.message_span(1, "The first one.", past)
+
+            def append(n: int, codec: Codec = codec, past: Past = past) -> None:
+                past.add([events.Message(1, f"And {n}?", [0]), events.GenerationPrompt([0])])
+                past.add([events.Generated([0], "Yes, that too.", 0, 1)])
+                codec.message_span(1, "And more?", past)
+
+            costs = measure(append, range(20))
+            (cold, _) = measure(lambda _, b=bodies, c=codec: c.message_span(1, "And more?", b), range(2))
+            row(f"{name[:22]}: a turn appended at {tokens}", costs, f"{cold:.1f} the first time")
+
+
 def bench_document(tokenizer: GgufTokenizer, text: str) -> None:
     for size in (DOCUMENT // 2, DOCUMENT):
         part = text[: int(size * 400_000 / len(tokenizer.encode(text[:400_000])))]
@@ -137,6 +172,8 @@ def main() -> None:
     text = corpus()
     print(f"{'milliseconds':52}{'cpu':>10}{'wall':>10}")
     bench_conversations(tokenizer, text)
+    bench_appends(tokenizer, text)
+    tokenizer.source = given.template.read_text()
     bench_document(tokenizer, text)
     codec = Codec.open(tokenizer, "template")
     bench_routing(codec, text)

@@ -16,6 +16,7 @@ from superfluid.codec.effort import Effort, Shape
 from superfluid.codec.fim import Fim
 from superfluid.codec.framing import Encoder
 from superfluid.codec.media import Medium, guarded
+from superfluid.codec.past import Past
 from superfluid.codec.template import ChatTemplate, TemplateFailed
 from superfluid.codec.tokenizer import Tokenizer
 from superfluid.codec.toolcalls import constraints, fragments
@@ -120,22 +121,25 @@ class Codec:
         self,
         role: int,
         text: str,
-        history: Sequence[events.Body] | None = None,
+        history: Sequence[events.Body] | Past | None = None,
         tools: Sequence[Json] | None = None,
     ) -> list[int]:
-        """A turn's own tokens (no prologue, no separator). `history` is the session's bodies from event 0.
+        """A turn's own tokens (no prologue, no separator). `history` is the session's bodies from event 0, or
+        its past: with one that is kept, a turn costs the turn.
 
         Raises NoChatDialect, ConversationRefused.
         """
-        return self.dialect.message_span(role, text, History(history or (), tools))
+        return self.dialect.message_span(role, text, History(_past(history), tools))
 
     def system_span(self, text: str | None, tools: Iterable[Json] = ()) -> list[int]:
         """The system turn of AppendSystem; `tools` as parsed JSON."""
         return self.dialect.system_span(text, _declared(tools))
 
-    def tool_result_span(self, content: str, name: str = "", history: Sequence[events.Body] | None = None) -> list[int]:
+    def tool_result_span(
+        self, content: str, name: str = "", history: Sequence[events.Body] | Past | None = None
+    ) -> list[int]:
         """A tool result's own tokens; `name` is the tool's."""
-        return self.dialect.tool_result_span(content, name, History(history or ()))
+        return self.dialect.tool_result_span(content, name, History(_past(history)))
 
     def media_span(
         self,
@@ -143,13 +147,13 @@ class Codec:
         medium: Medium,
         pre_text: str = "",
         post_text: str = "",
-        history: Sequence[events.Body] | None = None,
+        history: Sequence[events.Body] | Past | None = None,
     ) -> tuple[list[int], int]:
         """A medium's turn, its own tokens, and the index of its first placeholder in them.
 
         Raises NoChatDialect, MediaRefused, ConversationRefused.
         """
-        return self._guarding([medium]).media_span(role, pre_text, medium, post_text, History(history or ()))
+        return self._guarding([medium]).media_span(role, pre_text, medium, post_text, History(_past(history)))
 
     def opener(self, after_finished: bool, thinking: bool | None = None) -> list[int]:
         """The assistant-turn opener; after a finished turn its separator leads."""
@@ -334,6 +338,10 @@ def _dialect(encoder: Encoder, template: ChatTemplate | None, name: str, why: st
     except DialectRefused as refusal:
         raise DialectRefused(f"--dialect {name} refused: {refusal}") from None
     return Raw(encoder), None
+
+
+def _past(history: Sequence[events.Body] | Past | None) -> Past:
+    return history if isinstance(history, Past) else Past(history or ())
 
 
 def _declared(tools: Iterable[Json] | None) -> list[dict[str, Json]]:

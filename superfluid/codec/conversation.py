@@ -117,6 +117,16 @@ class Turn:
         """Every text of the turn that a client wrote, calls left out."""
         return [p.text for p in self.parts if p.kind == "text"] if self.parts else [self.text]
 
+    def texts(self) -> Iterable[str]:
+        """Every string of the turn."""
+        yield from self.client_texts()
+        yield self.reasoning
+        yield self.call_id
+        yield self.name
+        for call in self.calls:
+            yield from (call.name, call.id)
+            yield from strings_of(call.arguments_object())
+
     def with_texts(self, texts: Sequence[str]) -> "Turn":
         """The turn with its client texts replaced, in the order of `client_texts`."""
         if not self.parts:

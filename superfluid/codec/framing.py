@@ -93,7 +93,7 @@ class Encoder:
         self.special_texts = {token: text for text, token in self.specials.items()}
         self.markers = frozenset(markers)
         self.marker_pattern = literal_pattern(markers)
-        self._longest = max(map(len, markers), default=0)
+        self.longest_marker = max(map(len, markers), default=0)
         self._beginnings = frozenset(m[:n] for m in markers for n in range(1, len(m)))
         self._endings = frozenset(m[n:] for m in markers for n in range(1, len(m)))
         self._all_markers = "\0".join(markers)
@@ -177,7 +177,7 @@ class Encoder:
 
     def could_form_marker(self, texts: Iterable[str]) -> bool:
         """Whether a text holds a marker, or the beginning, end or middle of one that its surroundings may complete."""
-        pattern, longest = self.marker_pattern, self._longest
+        pattern, longest = self.marker_pattern, self.longest_marker
         for text in texts:
             if not text:
                 continue

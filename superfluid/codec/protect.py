@@ -165,13 +165,7 @@ class Conversation:
     def texts(self) -> Iterator[str]:
         """Every string of the request."""
         for turn in self.turns:
-            yield from turn.client_texts()
-            yield turn.reasoning
-            yield turn.call_id
-            yield turn.name
-            for call in turn.calls:
-                yield from (call.name, call.id)
-                yield from strings_of(call.arguments_object())
+            yield from turn.texts()
         yield from strings_of(self.tools or [])
         yield from strings_of(self.kwargs)
 
@@ -204,6 +198,14 @@ def _replaced_call(call: Call, stand: StandIns) -> Call:
     return Call(stand.markers(call.name), arguments, stand.markers(call.id))
 
 
+ATTEMPTS: Sequence[Callable[[StandIns], Callable[[Turn, str], str]]] = (
+    lambda stand: lambda turn, text: stand.text(text),
+    lambda stand: lambda turn, text: stand.cut_text(text) if turn.role == "assistant" else stand.text(text),
+    lambda stand: lambda turn, text: stand.segments(text) if turn.role == "assistant" else stand.text(text),
+)
+"""What stands for a client's text, tried in turn: templates cut reasoning out of the assistant's."""
+
+
 def render_protected(template: ChatTemplate, encoder: Encoder, conversation: Conversation) -> list[Piece]:
     """The pieces of a conversation's render. Raises TemplateFailed with the template's words.
 
@@ -215,12 +217,7 @@ def render_protected(template: ChatTemplate, encoder: Encoder, conversation: Con
     if not encoder.could_form_marker(texts):
         return [framing(real)]
     sources = [*texts, template.sources]
-    attempts: list[Callable[[StandIns], Callable[[Turn, str], str]]] = [
-        lambda stand: lambda turn, text: stand.text(text),
-        lambda stand: lambda turn, text: stand.cut_text(text) if turn.role == "assistant" else stand.text(text),
-        lambda stand: lambda turn, text: stand.segments(text) if turn.role == "assistant" else stand.text(text),
-    ]
-    for attempt in attempts:
+    for attempt in ATTEMPTS:
         stand = StandIns(encoder, sources)
         replaced = conversation.replaced(stand, attempt(stand))
         try:

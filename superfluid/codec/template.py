@@ -14,6 +14,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 
+from superfluid.codec import resuming
 from superfluid.codec.needs import Needs
 
 RENDER_SECONDS = 10.0  # a template is untrusted: longer than this is an endless loop
@@ -133,8 +134,32 @@ def template_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)
 
 
-def _make_environment() -> _Environment:
-    environment = _Environment(
+class _FollowingEnvironment(_Environment):
+    """The same for renders that go on from earlier ones."""
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        resuming.follow(tree)
+        tree.set_environment(self)
+        return tree
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if resuming.refuse_attribute(obj, attribute):
+            return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if resuming.refuse_attribute(obj, argument):
+            return self.undefined(obj=obj, name=argument)
+        return super().getitem(obj, argument)
+
+    def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        resuming.note_mutation(context, obj)
+        return super().call(context, obj, *args, **kwargs)
+
+
+def _make_environment(kind: type[_Environment]) -> _Environment:
+    environment = kind(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag], cache_size=0
     )
     environment.filters["tojson"] = template_json
@@ -158,7 +183,9 @@ def _bounded_filter(plain: Any) -> Any:
     return bounded
 
 
-_environment = _make_environment()
+_environment = _make_environment(_Environment)
+_following = _make_environment(_FollowingEnvironment)
+_following.filters.update(resuming.FILTERS)
 
 
 def plain_json(value: Json) -> Json:
@@ -186,9 +213,9 @@ class ChatTemplate:
         self._compiled = self._compile(source)
         self._compiled_tool_use = self._compile(tool_use) if tool_use else None
 
-    def _compile(self, source: str) -> Any:
+    def _compile(self, source: str, environment: _Environment = _environment) -> Any:
         try:
-            return _environment.from_string(source, globals={"strftime_now": self.strftime})
+            return environment.from_string(source, globals={"strftime_now": self.strftime})
         except (JinjaError, RecursionError, ValueError, TypeError, SyntaxError) as error:
             raise TemplateFailed(str(error) or type(error).__name__) from error
 
@@ -223,15 +250,36 @@ class ChatTemplate:
     ) -> str:
         """The text of a conversation of message objects. Raises TemplateFailed with the template's words."""
         template = self._compiled_tool_use if tools and self._compiled_tool_use is not None else self._compiled
-        variables = {
-            **plain_json(kwargs or {}),
-            "messages": plain_json(messages),
+        variables = {**plain_json(kwargs or {}), "messages": plain_json(messages)}
+        out: list[str] = []
+        self._generate(template, variables, tools, generation, out)
+        return "".join(out)
+
+    @cached_property
+    def _following(self) -> tuple[Any, Any]:
+        """The same two templates for renders that go on from earlier ones."""
+        tool_use = self.tool_use_source
+        return self._compile(self.source, _following), self._compile(tool_use, _following) if tool_use else None
+
+    def render_on(
+        self, tracker: resuming.Tracker, tools: Sequence[Json] | None = None, *, generation: bool = False
+    ) -> resuming.Render:
+        """The render of a tracker's messages, which the template does not change. Raises TemplateFailed with the
+        template's words, or where it cannot be followed."""
+        plain, tool_use = self._following
+        template = tool_use if tools and tool_use is not None else plain
+        self._generate(template, tracker.variables(), tools, generation, tracker.out)
+        return tracker.result()
+
+    def _generate(
+        self, template: Any, variables: dict[str, Json], tools: Sequence[Json] | None, generation: bool, out: list[str]
+    ) -> None:
+        variables |= {
             "tools": plain_json(tools) if tools else None,
             "add_generation_prompt": generation,
             **self._tokens,
         }
         _budget.deadline = time.monotonic() + RENDER_SECONDS
-        out: list[str] = []
         size = 0
         try:
             for chunk in template.generate(variables):
@@ -246,4 +294,3 @@ class ChatTemplate:
             raise TemplateFailed(str(error) or type(error).__name__) from error
         finally:
             _budget.deadline = float("inf")
-        return "".join(out)

@@ -12,6 +12,7 @@ import trio
 from superfluid.codec.blocks import UnknownBlockKind, block_text
 from superfluid.codec.dialects.dialect import NoChatDialect
 from superfluid.codec.json_text import read_json
+from superfluid.codec.past import Past, Pasts
 from superfluid.codec.words import AT_ONCE, packed
 from superfluid.daemon.media import MediaPool
 from superfluid.daemon.purging import Purges
@@ -59,6 +60,7 @@ class Sessions:
         self._tools: OrderedDict[int, list[dict[str, Any]]] = OrderedDict()  # of AppendSystem, as last asked for
         self._previews: dict[int, tuple[int, Callable[[], None]]] = {}
         self._subscription_ids = itertools.count(1)
+        self._pasts = Pasts()
         self._media = MediaPool(self._store.directory)
         self.purges = Purges(self._store, model.scheduler, model.keeper, self._busy.starting, self._forget)
 
@@ -189,7 +191,7 @@ class Sessions:
     async def append_message(self, session: int, role: int, text: str) -> ev.Event:
         return await self._append_turn(
             session,
-            lambda history: self._codec.message_span(role, text, history) if role in rules.CHAT_ROLES else [],
+            lambda past: self._codec.message_span(role, text, past) if role in rules.CHAT_ROLES else [],
             lambda turn: rules.append_message(
                 self._store, session, role, text, turn, Leading(self._codec.prologue(role), self._codec)
             ),
@@ -209,13 +211,13 @@ class Sessions:
     async def append_block(self, session: int, role: int, kind: int, payload: str) -> ev.Event:
         """A block; what the model sees of it is a turn of its role."""
 
-        def render(history: Sequence[ev.Body] | None) -> list[int]:
+        def render(past: Past | None) -> list[int]:
             try:
                 text = block_text(kind, payload)
             except UnknownBlockKind:
                 return []  # the rule refuses it
             shown = text and role in rules.BLOCK_ROLES
-            return self._codec.message_span(role, text, history) if shown else []
+            return self._codec.message_span(role, text, past) if shown else []
 
         return await self._append_turn(
             session,
@@ -258,33 +260,41 @@ class Sessions:
         name = entry.name if entry is not None else ""
         return await self._append_turn(
             session,
-            lambda history: self._codec.tool_result_span(content, name, history),
+            lambda past: self._codec.tool_result_span(content, name, past),
             lambda turn: rules.tool_result(self._store, session, call, content, turn, self._codec, now_unix_ms()),
         )
 
     async def _append_turn(
         self,
         session: int,
-        render: Callable[[Sequence[ev.Body] | None], list[int]],
+        render: Callable[[Past | None], list[int]],
         plan: Callable[[list[int] | None], list[Record]],
     ) -> ev.Event:
         """Render a turn off the event loop, then commit what the rule makes of it.
 
         A dialect whose turns depend on the conversation renders again when that moved meanwhile.
         """
-        while True:
-            found = self._store.session(session)
-            seen = found.n_events
-            history = None
-            if self._codec.dialect_name not in PER_MESSAGE:
-                history = [event.body for event in found.events()]
-            turn: list[int] | None
-            try:
-                turn = await self._model.in_thread(_rendered, render, history)
-            except NoChatDialect:
-                turn = None
-            if history is None or self._store.session(session).n_events == seen:
-                return await self._commit(partial(plan, turn))
+        self._store.session(session)
+        if self._codec.dialect_name in PER_MESSAGE:
+            turn = await self._render_turn(render, None)
+            return await self._commit(partial(plan, turn))
+        past = self._pasts.take(session)
+        try:
+            while True:
+                past.add([event.body for event in await self.read(session, past.n_events)])
+                turn = await self._render_turn(render, past)
+                if self._store.session(session).n_events == past.n_events:
+                    return await self._commit(partial(plan, turn))
+        finally:
+            found = self._store.any_session(session)
+            if found is not None and found.durable.purged is None:
+                self._pasts.give(session, past)
+
+    async def _render_turn(self, render: Callable[[Past | None], list[int]], past: Past | None) -> list[int] | None:
+        try:
+            return await self._model.in_thread(_rendered, render, past)
+        except NoChatDialect:
+            return None
 
     async def _plain_or_turn(self, role: int, text: str) -> list[int]:
         if self._codec.can_chat:
@@ -342,6 +352,7 @@ class Sessions:
 
     def _forget(self, session: int) -> None:
         self._tools.pop(session, None)
+        self._pasts.forget(session)
         self._model.scheduler.pins.purged(session)
 
     # ---- generating
@@ -477,10 +488,10 @@ def open_call_text(session: Session) -> str:
     return "".join(reversed(pieces))
 
 
-def _rendered(render: Callable[[Sequence[ev.Body] | None], list[int]], history: Sequence[ev.Body] | None) -> list[int]:
+def _rendered(render: Callable[[Past | None], list[int]], past: Past | None) -> list[int]:
     """A turn; a long one is packed here, in the codec's thread: to pass over millions of numbers takes longer than
     others on the event loop can wait."""
-    turn = render(history)
+    turn = render(past)
     return turn if len(turn) <= AT_ONCE else cast("list[int]", packed(turn))
 
 

@@ -6,7 +6,7 @@ in the template dialect is a bug, one in ChatML needs the rule of the codec's sp
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -18,12 +18,15 @@ from jinja2.ext import Extension
 from jinja2.sandbox import SandboxedEnvironment
 
 from superfluid.codec.codec import Codec
-from superfluid.codec.conversation import normalized_tools, turns_of
+from superfluid.codec.conversation import Turn, normalized_tools, turns_of
 from superfluid.codec.dialects.chatml import ChatMl
 from superfluid.codec.dialects.dialect import ConversationRefused, DialectRefused
 from superfluid.codec.dialects.template import PROBE, TemplateDialect, merged_systems
+from superfluid.codec.past import Past
+from superfluid.codec.tails import render_tails
 from superfluid.codec.template import TemplateFailed
 from superfluid.codec.toolcalls import learn as learning
+from superfluid.link import events
 from tests.codec.byte_tokenizer import ByteTokenizer
 from tests.codec.template_models import NAMES, model
 
@@ -196,9 +199,51 @@ def describe(tokenizer: ByteTokenizer) -> dict[str, Json]:
     if isinstance(codec.dialect, ChatMl):
         made["openers in history"] = [codec.dialect.past_opener, codec.dialect.loop_opener]
         made["prologue"] = tokenizer.spell(codec.prologue(1))
+    if isinstance(codec.dialect, TemplateDialect):
+        made["turns rendered for one more"] = _appended(codec)
     if codec.template is not None:
         made["conversations"] = _compare(codec, tokenizer)
     return made
+
+
+ROUNDS = 40  # of the session that turns are appended to
+
+
+def _appended(codec: Codec) -> dict[str, Json]:
+    """How many turns of a long session are rendered when one more is appended."""
+    question, answer = events.Message(1, "Is it raining?", [1]), events.Generated([1], "It is.", 0, 1)
+    prompt, thought = events.GenerationPrompt([1]), events.Generated([1], "I ask.", 1, 0)
+    chat = [question, prompt, answer]
+
+    def loop(at: int) -> list[events.Body]:
+        use = at + 2
+        return [prompt, thought, events.ToolUse("get_weather", "{}"), events.ToolResult(use, "rain", [1])]
+
+    loops: list[events.Body] = []
+    while len(loops) < 5 * ROUNDS:
+        loops += [question, *loop(len(loops) + 1), prompt, answer]
+    long_loop: list[events.Body] = [question]
+    while len(long_loop) < 5 * ROUNDS:
+        long_loop += loop(len(long_loop))
+    asked, told = Turn("user", "Is it raining?"), Turn("tool", "rain", call_id="3", name="get_weather")
+    return {
+        "chat": _turns_rendered(codec, chat * ROUNDS, asked, chat),
+        "chat with tools": _turns_rendered(codec, loops, asked, loops[:7]),
+        "tool loop, a result": _turns_rendered(codec, long_loop[:-1], told, long_loop[-1:] + loop(0)[:3]),
+        "tool loop, a question": _turns_rendered(codec, long_loop[:-1], told, [long_loop[-1], prompt, answer], asked),
+    }
+
+
+def _turns_rendered(
+    codec: Codec, bodies: Sequence[events.Body], turn: Turn, more: Sequence[events.Body], last: Turn | None = None
+) -> Json:
+    """Of a session with `bodies`, a turn, `more` that begins with it, and the `last` turn, by default the same."""
+    assert codec.template is not None
+    past = Past(bodies)
+    for appended, fresh in ((turn, more), (last or turn, ())):
+        tails = render_tails(codec.template, codec.encoder, past, appended, None, not codec.append_stable)
+        past.add(fresh)
+    return tails.turns if tails is not None else f"all {len(past.turns) + 1}"
 
 
 def _refusal(opening: Callable[[], object]) -> str:

@@ -10,11 +10,11 @@ from superfluid.codec.channels import REASONING, Pair, PairSplitter, Splitter
 from superfluid.codec.conversation import Json, Turn
 from superfluid.codec.framing import Encoder
 from superfluid.codec.media import Medium
+from superfluid.codec.past import ROLE_NAMES as ROLE_NAMES, Past
 from superfluid.codec.toolcalls.wires import RawWire, Wire
 from superfluid.link import events
 
 SYSTEM, USER, ASSISTANT, TOOL = (int(role) for role in events.Role)
-ROLE_NAMES = ("system", "user", "assistant", "tool")
 ROLE_NUMBERS = {name: number for number, name in enumerate(ROLE_NAMES)}
 
 
@@ -39,9 +39,9 @@ class ConversationRefused(Exception):
 
 @attrs.frozen
 class History:
-    """A session's events so far, in order from event 0, for dialects whose spans depend on them."""
+    """A session so far, for dialects whose spans depend on it."""
 
-    bodies: Sequence[events.Body] = ()
+    past: Past = attrs.Factory(Past)
     tools: Sequence[Json] | None = None
 
 

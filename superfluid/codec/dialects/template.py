@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from superfluid.codec import harmony
-from superfluid.codec.blocks import IMAGE, UnknownBlockKind, block_text, image_texts
-from superfluid.codec.channels import REASONING, TEXT, TOOL_CALL, Pair, Splitter
-from superfluid.codec.conversation import Call, Json, Part, Turn
-from superfluid.codec.dialects.dialect import ROLE_NAMES, ROLE_NUMBERS, ConversationRefused, Dialect, History
+from superfluid.codec.channels import REASONING, TOOL_CALL, Pair, Splitter
+from superfluid.codec.conversation import Json, Turn
+from superfluid.codec.dialects.dialect import ROLE_NUMBERS, ConversationRefused, Dialect, History
 from superfluid.codec.framing import Encoder, Piece, framing, joined
 from superfluid.codec.media import Medium, place
+from superfluid.codec.past import Past, image_turn, role_name
 from superfluid.codec.protect import Conversation, StandIns, common_prefix, render_protected
+from superfluid.codec.tails import render_tails
 from superfluid.codec.template import ChatTemplate, TemplateFailed
 from superfluid.codec.thinking import has_thinking_switch
 from superfluid.codec.tokenizer import is_prefix
@@ -97,7 +98,9 @@ class TemplateDialect(Dialect):
         question = Turn("user", "w")
         try:
             whole = Conversation([*before, question]).render(self.template)
-            added = joined(self._past([framing(whole)], before, question, None))
+            earlier = _rendered(self.template, Conversation(before)) or ""
+            past = self._past([framing(whole)], earlier, before[-1], question)
+            added = joined(self._alone(question, None) if past is None else past)
         except (TemplateFailed, ConversationRefused):
             return []
         _, found, tail = whole.removesuffix(added).partition(word)
@@ -192,60 +195,74 @@ class TemplateDialect(Dialect):
         return [*(self._separator if after_finished else ()), *self._openers[thinking]]
 
     def message_span(self, role: int, text: str, history: History) -> list[int]:
-        return self._added(Turn(ROLE_NAMES[role] if role < 4 else "user", text), history)
+        return self._added(Turn(role_name(role), text), history)
 
     def system_span(self, text: str | None, tools: Sequence[Json]) -> list[int]:
-        return self._added(Turn("system", text or ""), History((), tools))
+        return self._added(Turn("system", text or ""), History(tools=tools))
 
     def tool_result_span(self, content: str, name: str, history: History) -> list[int]:
         return self._added(Turn("tool", content, name=name), history)
 
     def media_span(self, role: int, pre: str, medium: Medium, post: str, history: History) -> tuple[list[int], int]:
-        turn = _image_turn(ROLE_NAMES[role] if role < 4 else "user", pre, post)
+        turn = image_turn(role_name(role), pre, post)
         ids, offsets = place(self._added(turn, history), [medium])
         return ids, offsets[0]
 
     def _added(self, turn: Turn, history: History) -> list[int]:
         """The tokens that one more turn adds to the render of a session's turns."""
-        before = turns_of_bodies(history.bodies)
+        past, tools = history.past, history.tools or None
+        before = past.turns
         if turn.role == "tool" and before and before[-1].calls:
             turn = attrs.evolve(turn, call_id=before[-1].calls[-1].id)
-        has_tokens = any(getattr(body, "span", None) for body in history.bodies)
-        tools = history.tools or None
+        if before and past.has_tokens and (added := self._added_to_tail(turn, past, tools)) is not None:
+            return self.encoder.encode(added, at_start=False)
         try:
             pieces = render_protected(self.template, self.encoder, Conversation([*before, turn], tools))
         except TemplateFailed as error:
-            if has_tokens or not before:
+            if past.has_tokens or not before:
                 pieces = self._alone(turn, error)
             else:
                 raise ConversationRefused(str(error)) from error
-            return self.encoder.encode(pieces, at_start=not has_tokens)
-        if not self.append_stable:  # an end of the conversation that the next turn takes away again is not the turn's
-            pieces = self._lasting(pieces, [*before, turn], tools)
-        if before and has_tokens:
-            pieces = self._past(pieces, before, turn, tools)
-        return self.encoder.encode(pieces, at_start=not has_tokens)
+            return self.encoder.encode(pieces, at_start=not past.has_tokens)
+        if not self.append_stable:
+            prompted = _rendered(self.template, Conversation([*before, turn], tools, generation=True))
+            pieces = self._lasting(pieces, prompted)
+        if before and past.has_tokens:
+            earlier = _rendered(self.template, Conversation(before, tools)) or ""
+            added = self._past(pieces, earlier, before[-1], turn)
+            pieces = self._alone(turn, None) if added is None else added
+        return self.encoder.encode(pieces, at_start=not past.has_tokens)
 
-    def _lasting(self, pieces: list[Piece], turns: Sequence[Turn], tools: Sequence[Json] | None) -> list[Piece]:
-        """The part of a render that is there with a generation prompt too."""
-        try:
-            prompted = Conversation(turns, tools, generation=True).render(self.template)
-        except TemplateFailed:
-            return pieces
-        return split_pieces(pieces, self._shared(joined(pieces), prompted))[0]
-
-    def _past(
-        self, pieces: list[Piece], before: Sequence[Turn], turn: Turn, tools: Sequence[Json] | None
-    ) -> list[Piece]:
-        """The part of a render that lies past the turns that are in the stream already."""
+    def _added_to_tail(self, turn: Turn, past: Past, tools: Sequence[Json] | None) -> list[Piece] | None:
+        """What a turn adds, by the end of the conversation's render alone; None where that does not tell."""
+        tails = render_tails(self.template, self.encoder, past, turn, tools, not self.append_stable)
+        if tails is None:
+            return None
+        if not tails.whole and tails.prompted is not None and self._cuts_early(joined(tails.grown), tails.prompted):
+            return None
+        pieces = self._lasting(tails.grown, tails.prompted)
         text = joined(pieces)
-        try:
-            earlier = Conversation(before, tools).render(self.template)
-        except TemplateFailed:
-            earlier = ""
+        anew = not (tails.whole or text.startswith(tails.earlier))
+        if anew and (self._cuts_early(text, tails.earlier) or turn.text.strip() not in text):
+            return None
+        return self._past(pieces, tails.earlier, past.turns[-1], turn)
+
+    def _cuts_early(self, one: str, other: str) -> bool:
+        """Whether two tails part so early that a marker which began before them may be there."""
+        return common_prefix(one, other) < self.encoder.longest_marker
+
+    def _lasting(self, pieces: list[Piece], prompted: str | None) -> list[Piece]:
+        """The part of a render that is there with a generation prompt too: what the next turn takes away again is not
+        the turn's."""
+        return pieces if prompted is None else split_pieces(pieces, self._shared(joined(pieces), prompted))[0]
+
+    def _past(self, pieces: list[Piece], earlier: str, before: Turn, turn: Turn) -> list[Piece] | None:
+        """The part of a render that lies past the turns that are in the stream already, the last of them `before`;
+        None when that is not found."""
+        text = joined(pieces)
         if text.startswith(earlier):
             return split_pieces(pieces, len(earlier))[1]
-        last = before[-1].text.strip()  # rendered anew: continue behind the last turn that is in both
+        last = before.text.strip()  # rendered anew: continue behind the last turn that is in both
         at = earlier.rfind(last) if last else -1
         if at >= 0:
             shared = self._shared(earlier, text)
@@ -255,13 +272,21 @@ class TemplateDialect(Dialect):
             own = text.rfind(turn.text.strip()) if turn.text.strip() else len(text)
             if (found := text.rfind(tail, 0, own)) >= 0:
                 return split_pieces(pieces, found + len(tail))[1]
-        return self._alone(turn, None)
+        return None
 
     def _alone(self, turn: Turn, error: TemplateFailed | None) -> list[Piece]:
         try:
             return render_protected(self.template, self.encoder, Conversation([turn]))
         except TemplateFailed as refusal:
             raise ConversationRefused(str(error or refusal)) from refusal
+
+
+def _rendered(template: ChatTemplate, conversation: Conversation) -> str | None:
+    """A conversation's plain text; None for one that the template refuses."""
+    try:
+        return conversation.render(template)
+    except TemplateFailed:
+        return None
 
 
 def wired_pairs(encoder: Encoder, template: ChatTemplate, learned: Learned) -> tuple[tuple[Pair, ...], list[int]]:
@@ -313,52 +338,3 @@ def merged_systems(turns: Sequence[Turn]) -> list[Turn] | None:
     if n < 2:
         return None
     return [Turn("system", "\n\n".join(turn.text for turn in turns[:n])), *turns[n:]]
-
-
-def _image_turn(role: str, pre: str, post: str) -> Turn:
-    """An image of a session as the template sees it: one part, and the texts around it."""
-    texts = [Part("text", text) if text else None for text in (pre, post)]
-    parts = tuple(part for part in (texts[0], Part("image"), texts[1]) if part is not None)
-    return Turn(role, pre + post, parts)
-
-
-def turns_of_bodies(bodies: Sequence[events.Body]) -> list[Turn]:
-    """A session's events as turns. A generation's runs, and the calls in it, are one assistant turn."""
-    turns: list[Turn] = []
-    open_turn = False
-    names: dict[int, str] = {}
-    for event_id, body in enumerate(bodies):
-        match body:
-            case events.Generated(text=text, channel=channel):
-                if not open_turn:
-                    turns.append(Turn("assistant"))
-                    open_turn = True
-                if channel == TEXT:
-                    turns[-1] = attrs.evolve(turns[-1], text=turns[-1].text + text)
-                elif channel == REASONING:
-                    turns[-1] = attrs.evolve(turns[-1], reasoning=turns[-1].reasoning + text)
-                continue
-            case events.ToolUse(name=name, arguments=arguments) if open_turn:
-                names[event_id] = name
-                call = Call(name, arguments, str(event_id))
-                turns[-1] = attrs.evolve(turns[-1], calls=(*turns[-1].calls, call))
-                continue
-            case events.Message(role=role, text=text):
-                turns.append(Turn(ROLE_NAMES[role] if role < 4 else "user", text))
-            case events.ToolResult(call_id=call_id, content=content):
-                turns.append(Turn("tool", content, call_id=str(call_id), name=names.get(call_id, "")))
-            case events.Block(role=role, kind=kind, payload=payload, span=span) if span:
-                name = ROLE_NAMES[role] if role < 4 else "user"
-                try:
-                    block = _image_turn(name, *image_texts(payload)) if kind == IMAGE else None
-                    turns.append(block or Turn(name, block_text(kind, payload)))
-                except UnknownBlockKind:
-                    continue
-            case events.GenerationPrompt():
-                turns.append(Turn("assistant"))
-                open_turn = True
-                continue
-            case _:
-                continue
-        open_turn = False
-    return [attrs.evolve(turn, reasoning=turn.reasoning.strip()) for turn in turns]
