@@ -188,5 +188,5 @@ def test_long_calls_take_linear_time() -> None:
     read.feed("<function=f>\n<parameter=s>\n")
     for _ in range(20_000):
         read.feed("yyyy")
-        assert len(read._pending) < 32  # type: ignore[attr-defined]
+        assert len(read._scanner._pending) < 32  # type: ignore[attr-defined]
     assert read.feed("\n</parameter>\n<")[0].arguments == '{"s":"' + "y" * 80_000 + '"'

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from superfluid.codec.conversation import compact
+from superfluid.codec.toolcalls.delimited import Named, Scanner
 from superfluid.codec.toolcalls.repair import NotJson, strict_loads
 from superfluid.codec.toolcalls.typed import ToolSchemas, typed_value
 from superfluid.codec.toolcalls.wires import DelimitedWire, JsonWire, Llama3Wire, MistralWire, ToolCall, Wire
@@ -105,7 +106,7 @@ class JsonReader(CallReader):
         self._bare = False  # in a number or a literal of the object itself
         self._sending = False  # in the arguments
         self._sent: list[str] = []  # of the arguments
-        self._held = ""  # a comma and the blanks behind it: nothing, if a bracket closes next
+        self._held: list[str] = []  # a comma and the blanks behind it: nothing, if a bracket closes next
         self._complete = False  # the arguments have ended
 
     def opened(self) -> int:
@@ -194,11 +195,11 @@ class JsonReader(CallReader):
     def _argument(self, char: str) -> None:
         """A character of the arguments, outside of strings."""
         if char == "," or (self._held and char in _BLANK):
-            self._held += char
+            self._held.append(char)
             return
         if char not in "}]":
-            self._sent.append(self._held)
-        self._held = ""
+            self._sent += self._held
+        self._held = []
         self._sent.append(char)
         self._bracket(char)
         if len(self._closers) == 1:
@@ -246,10 +247,11 @@ class JsonReader(CallReader):
     def end(self, calls: Sequence[ToolCall]) -> Verdict:
         if self._name is None:
             return Verdict(_whole(calls), [])
-        if len(calls) != 1 or calls[0].name != self._name:
+        if not calls or calls[0].name != self._name:
             return Verdict([], [0])
+        more = _whole(calls, 1)
         if not self._sent:
-            return Verdict([Fragment(0, None, calls[0].arguments_json)], [])
+            return Verdict([Fragment(0, None, calls[0].arguments_json), *more], [])
         rest = ""
         if not self._complete:
             rest = ('"' if self._string is not None else "") + "".join(reversed(self._closers[1:]))
@@ -259,17 +261,7 @@ class JsonReader(CallReader):
             same = False
         if not same:
             return Verdict([], [0])
-        return Verdict([Fragment(0, None, rest)] if rest else [], [])
-
-
-class _Within(Enum):
-    """The part of a delimited call that is being read."""
-
-    OUTSIDE = auto()
-    NAME = auto()
-    BODY = auto()
-    KEY = auto()
-    VALUE = auto()
+        return Verdict([*([Fragment(0, None, rest)] if rest else []), *more], [])
 
 
 @attrs.define
@@ -284,100 +276,25 @@ class DelimitedReader(CallReader):
     """Learned XML: opens at the end of the name; each closed value is sent, typed."""
 
     def __init__(self, wire: DelimitedWire, tools: ToolSchemas) -> None:
-        self._wire = wire
+        self._scanner = Scanner(wire)
         self._tools = tools
         self._calls: list[_Opened] = []
-        self._within: _Within | None = _Within.OUTSIDE
-        self._taken: list[str] = []  # text of the part under way that holds no delimiter
-        self._pending = ""  # text behind it that may begin one
-        self._past = 0  # characters before `_pending`
-        self._key = ""
 
     def opened(self) -> int:
         return len(self._calls)
 
     def feed(self, text: str) -> list[Fragment]:
-        self._pending += text
         out: list[Fragment] = []
-        while self._within is not None:
-            found = self._until(self._delimiters())
-            if found is None:
-                break
-            out += self._step(*found)
+        for part in self._scanner.feed(text):
+            if isinstance(part, Named):
+                self._calls.append(_Opened(part.name))
+                out.append(Fragment(len(self._calls) - 1, part.name, "", part.at))
+            elif (call := self._calls[-1]) and part.key not in call.sent:
+                value = typed_value(part.text, self._tools.types(call.name, part.key))
+                member = ("," if call.sent else "{") + _member(part.key, value)
+                call.sent[part.key] = value
+                out.append(Fragment(len(self._calls) - 1, None, member))
         return out
-
-    def _delimiters(self) -> tuple[str, ...]:
-        wire = self._wire
-        match self._within:
-            case _Within.OUTSIDE:
-                return (wire.name_open,)
-            case _Within.NAME:
-                return (wire.name_close,)
-            case _Within.BODY:
-                return (wire.name_open, wire.key_open)
-            case _Within.KEY:
-                return (wire.name_open, wire.key_close)
-        return (wire.name_open, wire.val_close or wire.key_open)
-
-    def _until(self, delimiters: tuple[str, ...]) -> tuple[str, str] | None:
-        """The next delimiter and the text before it; none while it is not there."""
-        spots = [(at, word) for word in delimiters if (at := self._pending.find(word)) >= 0]
-        if spots:
-            at, word = min(spots)
-            text = "".join([*self._taken, self._pending[:at]])
-            self._advance(at + len(word) - self._kept(word))
-            self._taken = []
-            return word, text
-        keep = max(len(word) for word in delimiters) - 1
-        settled = len(self._pending) - keep
-        if settled > 0:
-            self._taken.append(self._pending[:settled])
-            self._advance(settled)
-        return None
-
-    def _advance(self, count: int) -> None:
-        self._past += count
-        self._pending = self._pending[count:]
-
-    def _kept(self, word: str) -> int:
-        """Characters at the end of a delimiter that may begin the next call."""
-        opening = self._wire.name_open
-        if word == opening:
-            return 0
-        return next((n for n in range(min(len(word), len(opening) - 1), 0, -1) if opening.startswith(word[-n:])), 0)
-
-    def _step(self, delimiter: str, text: str) -> list[Fragment]:
-        wire = self._wire
-        within, opens = self._within, delimiter == wire.name_open
-        if within is _Within.NAME:
-            name = text.strip()
-            if not name or "<" in name or re.search(r"\s", name):
-                self._within = None  # no call, and so none in the whole run
-                return []
-            self._calls.append(_Opened(name))
-            self._within = _Within.BODY
-            return [Fragment(len(self._calls) - 1, name, "", self._past + self._kept(delimiter))]
-        if opens:
-            self._within = _Within.NAME
-            return []
-        if within is _Within.KEY:
-            self._key = text.strip()
-            self._within = _Within.VALUE
-            return []
-        if within is _Within.BODY:
-            self._within = _Within.KEY
-            return []
-        self._within = _Within.BODY if wire.val_close else _Within.KEY
-        return self._value(text)
-
-    def _value(self, text: str) -> list[Fragment]:
-        call = self._calls[-1]
-        if self._key in call.sent:
-            return []
-        value = typed_value(text, self._tools.types(call.name, self._key))
-        member = ("," if call.sent else "{") + _member(self._key, value)
-        call.sent[self._key] = value
-        return [Fragment(len(self._calls) - 1, None, member)]
 
     def end(self, calls: Sequence[ToolCall]) -> Verdict:
         out: list[Fragment] = []

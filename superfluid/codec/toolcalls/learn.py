@@ -9,10 +9,11 @@ import attrs
 from superfluid.codec.framing import Encoder
 from superfluid.codec.harmony import NEEDED as HARMONY_MARKERS
 from superfluid.codec.template import ChatTemplate, TemplateFailed
+from superfluid.codec.toolcalls import gemma
 from superfluid.codec.toolcalls.repair import NotJson, strict_loads
 from superfluid.codec.toolcalls.typed import ToolSchemas
 from superfluid.codec.toolcalls.wires import (
-    GEMMA_QUOTE,
+    PROBE_ID,
     DelimitedWire,
     GemmaWire,
     GlmWire,
@@ -61,7 +62,7 @@ def learn(encoder: Encoder, template: ChatTemplate) -> Learned:
     if "<tool_call>" in ids and "</tool_call>" in ids:
         fixed = "<tool_call>", "</tool_call>"
     elif "<|tool_call>" in ids and "<tool_call|>" in ids:
-        quotes = (GEMMA_QUOTE,) if GEMMA_QUOTE in ids else ()
+        quotes = (gemma.QUOTE,) if gemma.QUOTE in ids else ()
         return Learned(GemmaWire(), "<|tool_call>", "<tool_call|>", quotes)
     renders = _renders(template)
     if renders is None:
@@ -74,7 +75,7 @@ def learn(encoder: Encoder, template: ChatTemplate) -> Learned:
 
 def _renders(template: ChatTemplate) -> tuple[str, str | None, str] | None:
     """(T, Z, the render without the call); None when no way of asking shows the call."""
-    for call_id, tools in (("", None), ("abc123def", None), ("", [PROBE_TOOL]), ("abc123def", [PROBE_TOOL])):
+    for call_id, tools in (("", None), (PROBE_ID, None), ("", [PROBE_TOOL]), (PROBE_ID, [PROBE_TOOL])):
 
         def render(arguments: dict[str, str] | None, call_id: str = call_id, tools: Any = tools) -> str:
             answer: dict[str, Any] = {"role": "assistant", "content": ""}

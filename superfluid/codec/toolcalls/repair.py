@@ -101,8 +101,12 @@ def _structure(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
 def first_object(text: str) -> str | None:
     """The first balanced `{..}`."""
     start = text.find("{")
-    if start < 0:
-        return None
+    end = object_end(text, start) if start >= 0 else None
+    return None if end is None else text[start:end]
+
+
+def object_end(text: str, start: int) -> int | None:
+    """Where the object that begins at `start` ends; None when it does not."""
     depth = 0
     for at, char in _structure(text, start):
         if char in "{[":
@@ -110,8 +114,28 @@ def first_object(text: str) -> str | None:
         elif char in "}]":
             depth -= 1
             if depth == 0:
-                return text[start : at + 1]
+                return at + 1
     return None
+
+
+def later_objects(text: str) -> Iterator[str]:
+    """The objects behind the first balanced one, within an array or side by side; the last may be cut."""
+    start = text.find("{")
+    depth = 0
+    first = True
+    for at, char in _structure(text, max(start, 0)):
+        if char == "{" and depth == 0:
+            start = at
+        if char == "{" or (char == "[" and depth):
+            depth += 1
+        elif char in "}]" and depth:
+            depth -= 1
+            if depth == 0:
+                if not first:
+                    yield text[start : at + 1]
+                first = False
+    if depth and not first:
+        yield text[start:]
 
 
 def without_trailing_commas(text: str) -> str:

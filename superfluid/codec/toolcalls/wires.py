@@ -5,20 +5,31 @@ import ast
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
 
 from superfluid.codec.conversation import compact
-from superfluid.codec.toolcalls.repair import NotJson, readings, strict_loads
+from superfluid.codec.toolcalls import gemma
+from superfluid.codec.toolcalls.delimited import Delimiters, Named, Scanner
+from superfluid.codec.toolcalls.repair import (
+    NotJson,
+    later_objects,
+    object_end,
+    readings,
+    strict_loads,
+    without_fence,
+)
 from superfluid.codec.toolcalls.typed import ToolSchemas, typed_value
 
 Json = Any
 
-GEMMA_DEPTH = 128
-GEMMA_QUOTE = '<|"|>'
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+_CALL_KEYS = frozenset({"function", *_ARGUMENTS})
+PROBE_ID = "abc123def"  # the id of the call that templates are asked to render: it stands in what is learned
 _FORBIDDEN_IN_NAMES = re.compile(r'[\s{}<>"]')
+_BLANKS = re.compile(r"\s*")
 
 
 @attrs.frozen
@@ -50,7 +61,8 @@ class Wire(ABC):
 
 
 def json_calls(raw: str, tools: ToolSchemas, cut: bool = False) -> list[ToolCall] | None:
-    """The first reading of a text that is a call, or an array of calls; `cut`: a limit ended the text."""
+    """The first reading of a text that is a call, or an array of calls, and the calls behind it; `cut`: a limit ended
+    the text."""
     for value, closed in readings(raw):
         if isinstance(value, list) and value:
             last = len(value) - 1 if cut and closed else -1
@@ -58,8 +70,21 @@ def json_calls(raw: str, tools: ToolSchemas, cut: bool = False) -> list[ToolCall
             if all(calls):
                 return [call for call in calls if call is not None]
         elif (call := _call_of(value, tools, cut and closed)) is not None:
-            return [call]
+            return [call, *_more_calls(raw, tools, cut)]
     return None
+
+
+def _more_calls(raw: str, tools: ToolSchemas, cut: bool) -> list[ToolCall]:
+    """The calls behind the first object of a text, or of an array that is none as a whole. An object that has a name
+    and nothing else of a call is one only if a tool has that name."""
+    calls: list[ToolCall] = []
+    for text in later_objects(without_fence(raw)):
+        for value, closed in readings(text):
+            call = _call_of(value, tools, cut and closed)
+            if call is not None and (call.name in tools or not _CALL_KEYS.isdisjoint(value)):
+                calls.append(call)
+                break
+    return calls
 
 
 def _call_of(value: Json, tools: ToolSchemas, cut: bool) -> ToolCall | None:
@@ -72,7 +97,7 @@ def _call_of(value: Json, tools: ToolSchemas, cut: bool) -> ToolCall | None:
     arguments: Json = {}
     named = value.get("name", value.get("tool_name"))
     if isinstance(named, str) and named.strip():
-        given = next((k for k in ("arguments", "parameters", "args", "input") if k in value), None)
+        given = next((k for k in _ARGUMENTS if k in value), None)
         if given is not None:
             arguments = value[given]
         elif cut:
@@ -126,62 +151,23 @@ class RawWire(JsonWire):
 
 
 @attrs.frozen
-class DelimitedWire(Wire):
+class DelimitedWire(Delimiters, Wire):
     """Learned XML: `<function=f>` with `<parameter=k>` v `</parameter>` inside, and kin."""
 
-    name_open: str
-    name_close: str
-    key_open: str
-    key_close: str
-    val_close: str
     name: ClassVar[str] = "delimited"
 
     def read(self, raw: str, tools: ToolSchemas) -> list[ToolCall] | None:
-        calls: list[ToolCall] = []
-        at = raw.find(self.name_open)
-        while at >= 0:
-            at += len(self.name_open)
-            end = raw.find(self.name_close, at)
-            name = raw[at:end].strip() if end >= 0 else ""
-            if not name or "<" in name or re.search(r"\s", name):
-                calls = []
-                break
-            upto = raw.find(self.name_open, end)
-            arguments = self._arguments(raw[end + len(self.name_close) : upto if upto >= 0 else None], name, tools)
-            calls.append(ToolCall(name, compact(arguments)))
-            at = upto
-        return calls or json_calls(raw, tools)
-
-    def _arguments(self, body: str, name: str, tools: ToolSchemas) -> dict[str, Json]:
-        arguments: dict[str, Json] = {}
-        at = body.find(self.key_open)
-        while at >= 0:
-            at += len(self.key_open)
-            key_end = body.find(self.key_close, at)
-            if key_end < 0:
-                break
-            key = body[at:key_end].strip()
-            start = key_end + len(self.key_close)
-            end, at = self._value_end(body, start)
-            arguments.setdefault(key, typed_value(body[start:end], tools.types(name, key)))
-            at = body.find(self.key_open, at)
-        return arguments
-
-    def _value_end(self, body: str, start: int) -> tuple[int, int]:
-        """(end of the value, where the search goes on). A closer whose white space differs closes too."""
-        if not self.val_close:
-            following = body.find(self.key_open, start)
-            end = following if following >= 0 else len(body)
-            return end, end
-        end = body.find(self.val_close, start)
-        if end >= 0:
-            return end, end + len(self.val_close)
-        last = self.val_close.removesuffix("<").rstrip()  # what follows the last value of a call may begin otherwise
-        for closer in (last, last.strip()):
-            end = body.find(closer, start) if closer else -1
-            if end >= 0:
-                return end, end + len(closer)
-        return len(body), len(body)
+        calls: list[tuple[str, dict[str, Json]]] = []
+        scanner = Scanner(self)
+        for part in scanner.read(raw):
+            if isinstance(part, Named):
+                calls.append((part.name, {}))
+            else:
+                name, arguments = calls[-1]
+                arguments.setdefault(part.key, typed_value(part.text, tools.types(name, part.key)))
+        if not scanner.named:
+            return json_calls(raw, tools)
+        return None if scanner.failed else [ToolCall(name, compact(arguments)) for name, arguments in calls]
 
 
 class GlmWire(Wire):
@@ -189,33 +175,51 @@ class GlmWire(Wire):
 
     name = "glm"
 
-    _PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+    _KEY, _KEY_END = "<arg_key>", "</arg_key>"
+    _VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
 
     def read(self, raw: str, tools: ToolSchemas) -> list[ToolCall] | None:
         text = raw.strip()
         if text.startswith("<tool_call>"):
             text = text.removeprefix("<tool_call>").removesuffix("</tool_call>")
-        at = text.find("<arg_key>")
+        at = text.find(self._KEY)
         name = (text if at < 0 else text[:at]).strip()
         if not name or _FORBIDDEN_IN_NAMES.search(name):
             return None
         arguments: dict[str, Json] = {}
         at = len(text) if at < 0 else at
-        while (pair := self._PAIR.match(text, at)) is not None:
-            key = pair[1].strip()
-            arguments[key] = typed_value(pair[2], tools.types(name, key), strict_strings=False)
-            at = pair.end()
-        if text[at:].strip():
-            return None
+        while at < len(text):
+            key = _between(text, at, self._KEY, self._KEY_END)
+            value = _between(text, key[1], self._VALUE, self._VALUE_END) if key is not None else None
+            if key is None or value is None:
+                return None
+            argument = key[0].strip()
+            arguments[argument] = typed_value(value[0], tools.types(name, argument), strict_strings=False)
+            at = _past_blanks(text, value[1])
         if any(key not in arguments for key in tools.required(name)):
             return None
         return [ToolCall(name, compact(arguments))]
 
 
+def _between(text: str, at: int, opener: str, closer: str) -> tuple[str, int] | None:
+    """(what stands between a pair that begins at `at`, blanks aside, and the first closer; where it ends)."""
+    at = _past_blanks(text, at)
+    if not text.startswith(opener, at):
+        return None
+    at += len(opener)
+    end = text.find(closer, at)
+    return None if end < 0 else (text[at:end], end + len(closer))
+
+
+def _past_blanks(text: str, at: int) -> int:
+    match = _BLANKS.match(text, at)
+    return match.end() if match is not None else at
+
+
 @attrs.frozen
 class NamedWire(Wire):
     """A name, a separator, an object: the texts before and after the name are learned. `name_end` is the part of the
-    separator that ends a name: what follows it may be an id."""
+    separator that ends a name: what follows it may be an id, and what follows the id ends a name too."""
 
     before: str
     separator: str
@@ -225,20 +229,37 @@ class NamedWire(Wire):
     name: ClassVar[str] = "named"
     auto_held: ClassVar[bool] = True
 
+    _NUMBER: ClassVar[re.Pattern[str]] = re.compile(r":[0-9]+\Z")
+
     def read(self, raw: str, tools: ToolSchemas) -> list[ToolCall] | None:
-        head, brace, _ = raw.partition("{")
-        if not brace:
-            return None
-        body = raw[len(head) :]
+        """Calls that follow one another, where the marker between them left no text; all of them, or none."""
+        calls: list[ToolCall] = []
+        ends = [end for end in (self.name_end, self.separator.partition(PROBE_ID)[2]) if end]
+        marks = [mark for end in ends if (mark := end.strip())] or [self.before.strip()]
+        announced = re.compile("|".join(map(re.escape, marks)))
+        at = 0
+        while not calls or (at < len(raw) and announced.search(raw, at)):
+            brace = raw.find("{", at)
+            if brace < 0:
+                return None
+            name = self._name(raw[at:brace], ends)
+            after = object_end(raw, brace)
+            arguments = object_of(raw[brace:after])
+            if not name or _FORBIDDEN_IN_NAMES.search(name) or arguments is None:
+                return None
+            calls.append(ToolCall(name, compact(arguments)))
+            at = len(raw) if after is None else after
+            if self.after and raw.startswith(self.after, at):
+                at += len(self.after)
+        return calls
+
+    def _name(self, head: str, ends: Sequence[str]) -> str:
         lead = self.before.strip()
         named = (head.partition(lead)[2] if lead and lead in head else head).lstrip()
-        name = named.partition(self.name_end)[0].strip() if self.name_end else named.strip()
-        if self.kimi:
-            name = re.sub(r":\d+$", "", name.removeprefix("functions."))
-        if not name or _FORBIDDEN_IN_NAMES.search(name):
-            return None
-        arguments = object_of(body)
-        return None if arguments is None else [ToolCall(name, compact(arguments))]
+        for end in ends:
+            named = named.partition(end)[0]
+        named = named.strip()
+        return self._NUMBER.sub("", named.removeprefix("functions.")) if self.kimi else named
 
 
 def object_of(body: str) -> dict[str, Json] | None:
@@ -251,6 +272,8 @@ class PythonicWire(Wire):
 
     name = "pythonic"
     forceable = False
+
+    _NAME = re.compile(r"[\w.]+")
 
     def read(self, raw: str, tools: ToolSchemas) -> list[ToolCall] | None:
         try:
@@ -269,7 +292,7 @@ class PythonicWire(Wire):
                 strict_loads(written)
             except (ValueError, TypeError, RecursionError):
                 return None
-            if not re.fullmatch(r"[\w.]+", name):
+            if not self._NAME.fullmatch(name):
                 return None
             calls.append(ToolCall(name, written))
         return calls or None
@@ -280,101 +303,27 @@ class GemmaWire(Wire):
 
     name = "gemma"
 
+    _CALL = "call:"
+
     def read(self, raw: str, tools: ToolSchemas) -> list[ToolCall] | None:
-        text = raw.rpartition("<|tool_call>")[2].partition("<tool_call|>")[0]
-        head, found, _ = text.partition("{")
-        name = head.strip().removeprefix("call:").strip()
-        if not found or not head.strip().startswith("call:") or not name or _FORBIDDEN_IN_NAMES.search(name):
-            return None
-        reader = _GemmaReader(text, text.index("{"))
-        value = reader.value(0)
-        return [ToolCall(name, compact(value))] if isinstance(value, dict) else None
-
-
-class _GemmaReader:
-    """A cursor over a gemma body; a cut body gives what is there."""
-
-    QUOTE = GEMMA_QUOTE
-    _NEXT_KEY = re.compile(r",\s*[^\s,:{}\[\]]+\s*:|\}")
-
-    def __init__(self, text: str, at: int) -> None:
-        self.text = text
-        self.at = at
-
-    def _blank(self) -> None:
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
-
-    def value(self, depth: int, *, in_array: bool = False) -> Json:
-        self._blank()
-        text = self.text
-        if depth > GEMMA_DEPTH:
-            self.at = len(text)
-            return None
-        if text.startswith(self.QUOTE, self.at):
-            start = self.at + len(self.QUOTE)
-            end = text.find(self.QUOTE, start)
-            self.at = len(text) if end < 0 else end + len(self.QUOTE)
-            return text[start : end if end >= 0 else None]
-        if text.startswith("{", self.at):
-            return self._object(depth)
-        if text.startswith("[", self.at):
-            return self._array(depth)
-        return self._bare(in_array)
-
-    def _object(self, depth: int) -> dict[str, Json]:
-        self.at += 1
-        made: dict[str, Json] = {}
-        while self.at < len(self.text):
-            self._blank()
-            if self.text.startswith(("}", ","), self.at):
-                self.at += 1
-                if self.text[self.at - 1] == "}":
-                    break
-                continue
-            colon = self.text.find(":", self.at)
-            if colon < 0:
-                self.at = len(self.text)
-                break
-            key = self.text[self.at : colon].strip().removeprefix(self.QUOTE).removesuffix(self.QUOTE)
-            self.at = colon + 1
-            self._blank()
-            if self.at >= len(self.text):
-                break
-            made[key] = self.value(depth + 1)
-        return made
-
-    def _array(self, depth: int) -> list[Json]:
-        self.at += 1
-        made: list[Json] = []
-        while self.at < len(self.text):
-            self._blank()
-            if self.text.startswith(("]", ","), self.at):
-                self.at += 1
-                if self.text[self.at - 1] == "]":
-                    break
-                continue
-            if self.at < len(self.text):
-                made.append(self.value(depth + 1, in_array=True))
-        return made
-
-    def _bare(self, in_array: bool) -> Json:
-        if in_array:
-            ends = [i for i in (self.text.find(",", self.at), self.text.find("]", self.at)) if i >= 0]
-            end = min(ends, default=len(self.text))
-        else:
-            match = self._NEXT_KEY.search(self.text, self.at)
-            end = match.start() if match else len(self.text)
-        literal = self.text[self.at : end].strip()
-        self.at = max(end, self.at + 1) if end == self.at else end
-        if literal in ("true", "false", "null"):
-            return {"true": True, "false": False, "null": None}[literal]
-        if re.fullmatch(r"-?\d+", literal):
-            return int(literal) if len(literal) < 4000 else literal
-        if re.fullmatch(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?", literal):
-            number = float(literal)
-            return number if abs(number) != float("inf") else literal
-        return literal
+        """Calls that follow one another; all of them, or none."""
+        calls: list[ToolCall] = []
+        at = 0
+        while not calls or raw.startswith(self._CALL, at):
+            brace = raw.find("{", at)
+            if brace < 0:
+                return None
+            head = raw[at:brace].rpartition(gemma.OPENER)[2].strip()
+            name = head.removeprefix(self._CALL).strip()
+            if not head.startswith(self._CALL) or not name or _FORBIDDEN_IN_NAMES.search(name):
+                return None
+            body = gemma.Body(raw, brace)
+            calls.append(ToolCall(name, compact(body.read())))
+            for marker in (gemma.CLOSER, gemma.OPENER, ""):
+                body.blanks()
+                body.at += len(marker) if raw.startswith(marker, body.at) else 0
+            at = body.at
+        return calls
 
 
 class HarmonyWire(Wire):
@@ -404,27 +353,28 @@ class AtemWire(Wire):
     name = "atem"
     auto_held = True
 
-    _INVOKE = re.compile(r'<atem:invoke name="([^"]*)">(.*?)(?=<atem:invoke name="|\Z)', re.DOTALL)
-    _PARAMETER = re.compile(r'<atem:parameter name="([^"]*)">')
+    _PART = re.compile(r'<atem:(invoke|parameter) name="([^"]*)">')
     _END = "</atem:parameter>"
 
     def read(self, raw: str, tools: ToolSchemas) -> list[ToolCall] | None:
-        calls: list[ToolCall] = []
-        for invoke in self._INVOKE.finditer(raw):
-            name, body = invoke[1], invoke[2]
-            arguments: dict[str, Json] = {}
-            at = 0
-            while (parameter := self._PARAMETER.search(body, at)) is not None:
-                end = body.find(self._END, parameter.end())
-                if end < 0:
+        calls: list[tuple[str, dict[str, Json]]] = []
+        at = 0
+        while (part := self._PART.search(raw, at)) is not None:
+            kind, name = part.groups()
+            at = part.end()
+            if kind == "invoke":
+                if not name.strip():
                     return None
-                key = parameter[1]
-                arguments[key] = typed_value(body[parameter.end() : end], tools.types(name, key))
-                at = end + len(self._END)
-            if not name.strip():
+                calls.append((name, {}))
+                continue
+            end = raw.find(self._END, at)
+            if end < 0:
                 return None
-            calls.append(ToolCall(name, compact(arguments)))
-        return calls or None
+            if calls:
+                invoked, arguments = calls[-1]
+                arguments[name] = typed_value(raw[at:end], tools.types(invoked, name))
+            at = end + len(self._END)
+        return [ToolCall(name, compact(arguments)) for name, arguments in calls] or None
 
 
 def written_call(name: str, arguments: Json) -> str:
