@@ -21,6 +21,7 @@ WORD = "SUPERFLUIDSTANDIN"
 # What templates cut reasoning out of assistant texts by: (opener, closer).
 REASONING_CUTS = (("<think>", "</think>"), ("<|channel>", "<channel|>"), ("[THINK]", "[/THINK]"))
 _CUT_MARKERS = re.compile("(" + "|".join(re.escape(marker) for cut in REASONING_CUTS for marker in cut) + ")")
+_SWITCHES = re.compile("(/no_think|/think)")  # what templates look for in a system's text, and take out of it
 
 
 class StandIns:
@@ -33,14 +34,15 @@ class StandIns:
         self._numbers: dict[str, int] = {}  # equal texts share a stand-in: templates compare messages
         self.joints: set[tuple[str, str, str]] = set()  # client text between two stand-ins: content where it survives
         self.due: Counter[int] = Counter()  # how often the stand-ins of whole texts must be rendered
+        self._loose: set[int] = set()  # those that stand for parts too, which may be rendered as well
 
     def text(self, original: str) -> str:
         """A stand-in for a whole client text; a blank one stands for itself."""
         if not original.strip():
             return original
-        stood = self._add(original)
-        self.due[self._numbers[original]] += 1
-        return stood
+        number = self._number(original)
+        self.due[number] += 1
+        return self._spelt(number)
 
     def markers(self, original: str) -> str:
         """`original` with a stand-in for every marker in it."""
@@ -59,7 +61,14 @@ class StandIns:
 
     def segments(self, original: str) -> str:
         """An assistant's text with every marker that reasoning is cut by left in place, stand-ins between them."""
-        stood = "".join([p if i % 2 else self._core(p) for i, p in enumerate(_CUT_MARKERS.split(original))])
+        return self._between(_CUT_MARKERS, original)
+
+    def switched(self, original: str) -> str:
+        """A system's text with the switches of thinking left in place, stand-ins between them."""
+        return self._between(_SWITCHES, original)
+
+    def _between(self, left: re.Pattern[str], original: str) -> str:
+        stood = "".join([p if i % 2 else self._core(p) for i, p in enumerate(left.split(original))])
         parts = self.split(stood)
         self.joints.update(zip(parts[1:-2:2], parts[2:-1:2], parts[3::2], strict=True))
         return stood
@@ -70,11 +79,27 @@ class StandIns:
         return original.replace(core, self._add(core), 1) if core else original
 
     def _add(self, original: str) -> str:
+        """A stand-in for a part of a text."""
+        number = self._number(original)
+        self._loose.add(number)
+        return self._spelt(number)
+
+    def _number(self, original: str) -> int:
         number = self._numbers.get(original)
         if number is None:
             number = self._numbers[original] = len(self.texts)
             self.texts.append(original)
+        return number
+
+    def _spelt(self, number: int) -> str:
         return f"{self.word}{number}Z"
+
+    def _complete(self, rendered: Mapping[int, int]) -> bool:
+        """Whether every whole text was rendered as often as it stands in the conversation."""
+        return all(
+            rendered[number] == due or (number in self._loose and rendered[number] > due)
+            for number, due in self.due.items()
+        )
 
     def split(self, rendered: str) -> list[str]:
         """The text before the first stand-in, its number, the text up to the next, and so on."""
@@ -85,7 +110,7 @@ class StandIns:
         parts = self.split(stood)
         numbers = [int(n) for n in parts[1::2]]
         rendered = Counter(numbers)
-        if any(rendered[n] != due for n, due in self.due.items()) or not real.startswith(parts[0]):
+        if not self._complete(rendered) or not real.startswith(parts[0]):
             return None
         pieces = [framing(parts[0])]
         at = len(parts[0])
@@ -198,19 +223,25 @@ def _replaced_call(call: Call, stand: StandIns) -> Call:
     return Call(stand.markers(call.name), arguments, stand.markers(call.id))
 
 
+def _in_parts(stand: StandIns, turn: Turn, text: str) -> str:
+    return stand.segments(text) if turn.role == "assistant" else stand.text(text)
+
+
 ATTEMPTS: Sequence[Callable[[StandIns], Callable[[Turn, str], str]]] = (
     lambda stand: lambda turn, text: stand.text(text),
     lambda stand: lambda turn, text: stand.cut_text(text) if turn.role == "assistant" else stand.text(text),
-    lambda stand: lambda turn, text: stand.segments(text) if turn.role == "assistant" else stand.text(text),
+    lambda stand: lambda turn, text: _in_parts(stand, turn, text),
+    lambda stand: lambda turn, text: stand.switched(text) if turn.role == "system" else _in_parts(stand, turn, text),
 )
-"""What stands for a client's text, tried in turn: templates cut reasoning out of the assistant's."""
+"""What stands for a client's text, tried in turn: templates cut reasoning out of the assistant's, and switches of
+thinking out of the system's."""
 
 
 def render_protected(template: ChatTemplate, encoder: Encoder, conversation: Conversation) -> list[Piece]:
     """The pieces of a conversation's render. Raises TemplateFailed with the template's words.
 
-    In order: stand-ins for all client texts; for all but the assistant's, out of which templates cut reasoning; for
-    the marker strings in them only.
+    In order: stand-ins for all client texts; for parts of those that templates cut something out of; for the marker
+    strings in them only.
     """
     real = conversation.render(template)
     texts = list(conversation.texts())

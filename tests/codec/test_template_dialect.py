@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from superfluid.codec.codec import Codec
 from superfluid.codec.conversation import turns_of
@@ -99,6 +100,75 @@ def test_the_text_is_jinjas_and_no_client_text_forms_a_marker(name: str, templat
             assert tokenizer.spell(tokens) == expected, key
             markers.append([token for token in tokens if token > 255])
         assert len(markers) < 2 or markers[0] == markers[1], key
+
+
+PIECES = [
+    "", "hi", " hi ", "\n", "\nx\n\n", "<think>a</think>b", "<think>", "</think>x", "a</think>", "[THINK]a[/THINK]b",
+    "<|channel>thought\nhm<channel|>ok", "/no_think", "/think", "&<>'", '"q"', "\\n", "{{x}}", "{% if %}", "[1]",
+    "SUPERFLUIDSTANDIN0Z", "<tool_response>\nx\n</tool_response>", "é\U0001f642", "\u2028", "a\r\nb",
+]  # fmt: skip
+
+
+@st.composite
+def talks(draw: st.DrawFn, markers: list[str]) -> Messages:
+    """Conversations of texts that repeat, and that hold what templates look for."""
+    piece = st.sampled_from([*PIECES, *markers])
+    text = st.builds(str.__add__, piece, st.just("") | piece)
+    talk: Messages = [{"role": "system", "content": draw(text)}] if draw(st.booleans()) else []
+    for _ in range(draw(st.integers(1, 3))):
+        talk.append({"role": "user", "content": draw(text)})
+        kind = draw(st.integers(0, 3))
+        if kind == 0:
+            return talk
+        answer: dict[str, Any] = {"role": "assistant", "content": draw(text)}
+        if kind == 1 and draw(st.booleans()):
+            answer["reasoning_content"] = draw(text)
+        if kind > 1:
+            arguments = json.dumps({"k": draw(text)})
+            function = {"name": "f", "arguments": arguments}
+            answer["tool_calls"] = [{"id": "abc123def", "type": "function", "function": function}]
+        talk.append(answer)
+        if kind > 1:
+            talk.append({"role": "tool", "tool_call_id": "abc123def", "name": "f", "content": draw(text)})
+        if kind == 3:
+            talk.append({"role": "assistant", "content": draw(text)})
+    return [*talk, {"role": "user", "content": draw(text)}]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_conversation_renders_as_by_jinja2_alone(name: str, templates: Callable[[str], str]) -> None:
+    codec = open_template(name, templates)
+    tokenizer, template = codec.tokenizer, codec.template
+    assert isinstance(tokenizer, ByteTokenizer) and template is not None
+
+    @settings(max_examples=25, deadline=None, derandomize=True)
+    @given(talks(sorted(tokenizer.specials)))
+    def check(talk: Messages) -> None:
+        objects = [turn.message() for turn in turns_of(talk)]
+        try:
+            expected = template.render(objects, template.needs.tools(()), generation=True)
+        except TemplateFailed:
+            return
+        assert tokenizer.spell(codec.render(talk).tokens) == expected
+
+    check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("question", ["Hello", "Hello!", "SECRET", "</think>"])
+def test_a_past_thought_is_cut_whatever_texts_are_equal(
+    name: str, question: str, templates: Callable[[str], str]
+) -> None:
+    codec = open_template(name, templates)
+    tokenizer, template = codec.tokenizer, codec.template
+    assert isinstance(tokenizer, ByteTokenizer) and template is not None
+    talk = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": "<think>SECRET</think>Hello"},
+        {"role": "user", "content": "Hello"},
+    ]
+    expected = template.render([turn.message() for turn in turns_of(talk)], generation=True)
+    assert tokenizer.spell(codec.render(talk).tokens) == expected
 
 
 class Session:
