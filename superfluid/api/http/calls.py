@@ -1,6 +1,7 @@
 """The tool calls of one reply: entries as they are written for a stream, and those that were read for the whole."""
 
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
 from typing import Any
 
 import attrs
@@ -64,7 +65,7 @@ class Calls:
     broken: bool = False
     _runs: deque[_Run] = attrs.Factory(deque)
     _next: int = 0  # index of the next call
-    _ids: set[str] = attrs.Factory(set)
+    _ids: Counter[str] = attrs.Factory(Counter)  # how many calls opened in a record
 
     @property
     def due(self) -> bool:
@@ -170,7 +171,7 @@ class Calls:
                 if fragment.at is None:
                     event_id = (uses or run.uses)[fragment.call].event_id
                 else:
-                    event_id = next(event for end, event in run.records if end >= fragment.at)
+                    event_id = run.records[bisect_left(run.records, (fragment.at, 0))][1]
                 run.indexes[fragment.call] = self._next
                 entries.append(_entry(self._next, self._id(event_id), fragment.name, fragment.arguments))
                 self._next += 1
@@ -179,13 +180,10 @@ class Calls:
 
     def _id(self, event_id: int) -> str:
         """A call's id; calls that opened in one record are told apart."""
-        made = first = self._of_event(event_id)
-        n = 1
-        while made in self._ids:
-            made = f"{first}_{n}"
-            n += 1
-        self._ids.add(made)
-        return made
+        first = self._of_event(event_id)
+        n = self._ids[first]
+        self._ids[first] += 1
+        return f"{first}_{n}" if n else first
 
     def _of_event(self, event_id: int) -> str:
         return f"call_{event_id}-{self.choice}" if self.choice else f"call_{event_id}"

@@ -37,7 +37,7 @@ class Delimiters:
     @cached_property
     def openings(self) -> re.Pattern[str]:
         """What begins a call or an argument."""
-        return _any_of((self.name_open, self.key_open))
+        return any_of((self.name_open, self.key_open))
 
     def overlap(self, word: str) -> int:
         """Characters at the end of a delimiter that may begin the next call or argument."""
@@ -88,6 +88,8 @@ class Scanner:
 
     def feed(self, text: str) -> list[Named | Member]:
         """More of the run; what it completes."""
+        if self.failed:
+            return []
         self._pending += text
         at = 0
         found: list[Named | Member] = []
@@ -209,5 +211,6 @@ class Scanner:
         return max(map(len, words)) - 1
 
 
-def _any_of(words: Iterable[str]) -> re.Pattern[str]:
+def any_of(words: Iterable[str]) -> re.Pattern[str]:
+    """Any of several texts, the longest first."""
     return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))))

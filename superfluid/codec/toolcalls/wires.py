@@ -12,7 +12,7 @@ import attrs
 
 from superfluid.codec.conversation import compact
 from superfluid.codec.toolcalls import gemma
-from superfluid.codec.toolcalls.delimited import Delimiters, Named, Scanner
+from superfluid.codec.toolcalls.delimited import Delimiters, Named, Scanner, any_of
 from superfluid.codec.toolcalls.repair import (
     NotJson,
     later_objects,
@@ -236,7 +236,7 @@ class NamedWire(Wire):
         calls: list[ToolCall] = []
         ends = [end for end in (self.name_end, self.separator.partition(PROBE_ID)[2]) if end]
         marks = [mark for end in ends if (mark := end.strip())] or [self.before.strip()]
-        announced = re.compile("|".join(map(re.escape, marks)))
+        announced = any_of(marks)
         at = 0
         while not calls or (at < len(raw) and announced.search(raw, at)):
             brace = raw.find("{", at)
