@@ -136,10 +136,14 @@ class Codec:
         return self.dialect.system_span(text, _declared(tools))
 
     def tool_result_span(
-        self, content: str, name: str = "", history: Sequence[events.Body] | Past | None = None
+        self,
+        content: str,
+        name: str = "",
+        history: Sequence[events.Body] | Past | None = None,
+        call: int | None = None,
     ) -> list[int]:
-        """A tool result's own tokens; `name` is the tool's."""
-        return self.dialect.tool_result_span(content, name, History(_past(history)))
+        """A tool result's own tokens; `name` is the tool's, `call` the event id of the call (none: the last one)."""
+        return self.dialect.tool_result_span(content, name, call, History(_past(history)))
 
     def media_span(
         self,

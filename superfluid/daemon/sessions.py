@@ -260,7 +260,7 @@ class Sessions:
         name = entry.name if entry is not None else ""
         return await self._append_turn(
             session,
-            lambda past: self._codec.tool_result_span(content, name, past),
+            lambda past: self._codec.tool_result_span(content, name, past, call),
             lambda turn: rules.tool_result(self._store, session, call, content, turn, self._codec, now_unix_ms()),
         )
 

@@ -255,3 +255,56 @@ def test_pasts_are_kept_up_to_a_size() -> None:
     pasts.give(4, Past([events.Message(1, "x", [1])]))
     pasts.forget(4)
     assert pasts.take(4).n_events == 0
+
+
+# -- results of calls made at once
+
+
+REFUSES = {  # calls at once, or any
+    "google-gemma-2-2b-it": "roles must alternate",
+    "meta-llama-Llama-3.1-8B-Instruct": "single tool-calls",
+    "meta-llama-Llama-3.2-3B-Instruct": "single tool-calls",
+    "microsoft-Phi-3.5-mini-instruct": "knows no results",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "asks for an answer at every end",
+}
+
+
+ANEW = {  # the calls' turn is opened differently once a result follows
+    "Qwen-Qwen3-0.6B": "<|im_start|>user\n<tool_response>\nIT RAINS\n</tool_response><|im_end|>\n",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in REFUSES])
+def test_each_result_stands_under_its_own_call(name: str) -> None:
+    codec = opened(name)
+    tokenizer, template = codec.tokenizer, codec.template
+    assert isinstance(tokenizer, ByteTokenizer) and template is not None
+    bodies: list[events.Body] = [
+        events.Message(1, "hi", codec.message_span(1, "hi")),
+        events.GenerationPrompt([1]),
+        events.Generated([2], "", 2, 1),
+        events.ToolUse("rain", '{"c": "A"}'),
+        events.ToolUse("sun", '{"c": "B"}'),
+    ]
+
+    def spoken(call: int, tool: str, text: str) -> str:
+        span = codec.tool_result_span(text, tool, bodies, call)
+        bodies.append(events.ToolResult(call, text, span))
+        return tokenizer.spell(span)
+
+    def added(before: list[Turn], turn: Turn) -> str | None:
+        """What a whole render has more; None where it begins differently."""
+        earlier, grown = (Conversation(turns).render(template) for turns in (before, [*before, turn]))
+        if not codec.append_stable:  # what it ends with goes again
+            asked = Conversation([*before, turn], generation=True).render(template)
+            grown = grown[: next((i for i, (a, b) in enumerate(zip(grown, asked, strict=False)) if a != b), len(grown))]
+        return grown.removeprefix(earlier) if grown.startswith(earlier) else None
+
+    calling = Past(bodies).turns
+    of_rain = Turn("tool", "IT RAINS", call_id="3", name="rain")
+    of_sun = Turn("tool", "IT SHINES", call_id="4", name="sun")
+    assert spoken(3, "rain", "IT RAINS") == (added(calling, of_rain) or ANEW[name])
+    second = added([*calling, of_rain], of_sun)
+    if second is None:  # results are one block to the template, and the stream has closed it: another one
+        second = added(calling, of_sun) or ANEW[name].replace("RAINS", "SHINES")
+    assert spoken(4, "sun", "IT SHINES") == second

@@ -120,7 +120,7 @@ class Atem(Dialect):
         """The system turn; `text` None or empty: a sentence of our own."""
         return self._turn([framing("system")], [content(text) if text else framing(DEFAULT_SYSTEM), *_tail(tools)])
 
-    def tool_result_span(self, content_text: str, name: str, history: History) -> list[int]:
+    def tool_result_span(self, content_text: str, name: str, call: int | None, history: History) -> list[int]:
         body = [framing('<tool_output name="'), content(name), framing('">\n'), content(content_text)]
         return self._turn([framing("tool "), content(name)], [*body, framing("\n</tool_output>")])
 
@@ -158,7 +158,7 @@ class Atem(Dialect):
 
     def _span(self, turn: Turn, names: Mapping[str, str]) -> list[int]:
         if turn.role == "tool":
-            return self.tool_result_span(turn.text, turn.name or names.get(turn.call_id, ""), History())
+            return self.tool_result_span(turn.text, turn.name or names.get(turn.call_id, ""), None, History())
         if turn.calls:
             *others, last = turn.calls
             spans = [*(self._call(call, EOM) for call in others), self._call(last, EOT)]

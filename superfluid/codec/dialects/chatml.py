@@ -146,7 +146,7 @@ class ChatMl(Dialect):
     def system_span(self, text: str | None, tools: Sequence[Json]) -> list[int]:
         return self._encode(self._system_turn(text, tools, {}))
 
-    def tool_result_span(self, content_text: str, name: str, history: History) -> list[int]:
+    def tool_result_span(self, content_text: str, name: str, call: int | None, history: History) -> list[int]:
         return self._tool_result(content_text)
 
     def _tool_result(self, text: str) -> list[int]:

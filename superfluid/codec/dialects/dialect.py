@@ -93,7 +93,9 @@ class Dialect(ABC):
     @abstractmethod
     def system_span(self, text: str | None, tools: Sequence[Json]) -> list[int]: ...
     @abstractmethod
-    def tool_result_span(self, content: str, name: str, history: History) -> list[int]: ...
+    def tool_result_span(self, content: str, name: str, call: int | None, history: History) -> list[int]:
+        """The result of the call with that event id; none: of the last one."""
+
     @abstractmethod
     def media_span(self, role: int, pre: str, medium: Medium, post: str, history: History) -> tuple[list[int], int]:
         """A medium's turn, `pre` and `post` the text around it, and the index of its first placeholder.
@@ -128,7 +130,7 @@ class Raw(Dialect):
     def system_span(self, text: str | None, tools: Sequence[Json]) -> list[int]:
         raise NoChatDialect
 
-    def tool_result_span(self, content: str, name: str, history: History) -> list[int]:
+    def tool_result_span(self, content: str, name: str, call: int | None, history: History) -> list[int]:
         return self.encoder.tokenizer.encode(content)
 
     def media_span(self, role: int, pre: str, medium: Medium, post: str, history: History) -> tuple[list[int], int]:

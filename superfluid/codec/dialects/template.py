@@ -200,8 +200,10 @@ class TemplateDialect(Dialect):
     def system_span(self, text: str | None, tools: Sequence[Json]) -> list[int]:
         return self._added(Turn("system", text or ""), History(tools=tools))
 
-    def tool_result_span(self, content: str, name: str, history: History) -> list[int]:
-        return self._added(Turn("tool", content, name=name), history)
+    def tool_result_span(self, content: str, name: str, call: int | None, history: History) -> list[int]:
+        last = history.past.turns[-1:] if call is None else []
+        call_id = last[0].calls[-1].id if last and last[0].calls else "" if call is None else str(call)
+        return self._added(Turn("tool", content, call_id=call_id, name=name), history)
 
     def media_span(self, role: int, pre: str, medium: Medium, post: str, history: History) -> tuple[list[int], int]:
         turn = image_turn(role_name(role), pre, post)
@@ -212,8 +214,6 @@ class TemplateDialect(Dialect):
         """The tokens that one more turn adds to the render of a session's turns."""
         past, tools = history.past, history.tools or None
         before = past.turns
-        if turn.role == "tool" and before and before[-1].calls:
-            turn = attrs.evolve(turn, call_id=before[-1].calls[-1].id)
         if before and past.has_tokens and (added := self._added_to_tail(turn, past, tools)) is not None:
             return self.encoder.encode(added, at_start=False)
         try:
@@ -229,7 +229,11 @@ class TemplateDialect(Dialect):
             pieces = self._lasting(pieces, prompted)
         if before and past.has_tokens:
             earlier = _rendered(self.template, Conversation(before, tools)) or ""
-            added = self._past(pieces, earlier, before[-1], turn)
+            added = None
+            if _another_result(before[-1], turn) and not joined(pieces).startswith(earlier):
+                added = self._first_result(turn, before, tools)
+            if added is None:
+                added = self._past(pieces, earlier, before[-1], turn)
             pieces = self._alone(turn, None) if added is None else added
         return self.encoder.encode(pieces, at_start=not past.has_tokens)
 
@@ -242,10 +246,26 @@ class TemplateDialect(Dialect):
             return None
         pieces = self._lasting(tails.grown, tails.prompted)
         text = joined(pieces)
-        anew = not (tails.whole or text.startswith(tails.earlier))
+        extends = text.startswith(tails.earlier)
+        if not extends and _another_result(past.turns[-1], turn):
+            return None
+        anew = not (tails.whole or extends)
         if anew and (self._cuts_early(text, tails.earlier) or turn.text.strip() not in text):
             return None
         return self._past(pieces, tails.earlier, past.turns[-1], turn)
+
+    def _first_result(self, turn: Turn, before: Sequence[Turn], tools: Sequence[Json] | None) -> list[Piece] | None:
+        """What a result adds as if it were the first behind its calls: several of them are one block to the template,
+        which the stream has closed already. None where that does not tell."""
+        n = len(before)
+        while n and before[n - 1].role == "tool":
+            n -= 1
+        try:
+            pieces = render_protected(self.template, self.encoder, Conversation([*before[:n], turn], tools))
+            earlier = Conversation(before[:n], tools).render(self.template)
+        except TemplateFailed:
+            return None
+        return self._past(pieces, earlier, before[n - 1], turn) if n else None
 
     def _cuts_early(self, one: str, other: str) -> bool:
         """Whether two tails part so early that a marker which began before them may be there."""
@@ -262,7 +282,8 @@ class TemplateDialect(Dialect):
         text = joined(pieces)
         if text.startswith(earlier):
             return split_pieces(pieces, len(earlier))[1]
-        last = before.text.strip()  # rendered anew: continue behind the last turn that is in both
+        # rendered anew: continue behind the last turn that is in both
+        last = before.text.strip() or (before.calls[-1].name if before.calls else "")
         at = earlier.rfind(last) if last else -1
         if at >= 0:
             shared = self._shared(earlier, text)
@@ -287,6 +308,11 @@ def _rendered(template: ChatTemplate, conversation: Conversation) -> str | None:
         return conversation.render(template)
     except TemplateFailed:
         return None
+
+
+def _another_result(before: Turn, turn: Turn) -> bool:
+    """Whether a turn is a result behind another one."""
+    return before.role == turn.role == "tool"
 
 
 def wired_pairs(encoder: Encoder, template: ChatTemplate, learned: Learned) -> tuple[tuple[Pair, ...], list[int]]:
