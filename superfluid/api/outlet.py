@@ -1,11 +1,12 @@
 """The sending side of a session connection: a u32 little-endian length, then a postcard response."""
 
 import struct
+from collections.abc import Sequence
 
 import trio
 
 from superfluid.link import postcard
-from superfluid.link.session_api import MAX_FRAME, ErrResponse, Response
+from superfluid.link.session_api import MAX_FRAME, ErrResponse, Response, is_long
 
 LENGTH = struct.Struct("<I")
 
@@ -35,10 +36,21 @@ class Outlet:
         try:
             async with self._writing:
                 rest, self._rest = self._rest, b""
-                await self._stream.send_all(rest + b"".join(map(frame, responses)))
+                await self._stream.send_all(rest + await frames(responses))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._nursery.cancel_scope.cancel()  # nobody reads: what runs for this client stops here
             await trio.sleep_forever()
+
+
+async def frames(responses: Sequence[Response]) -> bytes:
+    """The bytes of responses; of long ones they are made off the event loop."""
+    if any(map(is_long, responses)):
+        return await trio.to_thread.run_sync(_joined, responses)
+    return _joined(responses)
+
+
+def _joined(responses: Sequence[Response]) -> bytes:
+    return b"".join(map(frame, responses))
 
 
 def frame(response: Response) -> bytes:

@@ -1,14 +1,16 @@
 """Encoding framing and content: framing parses markers, content never forms one."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from superfluid.codec.literals import literal_pattern
+from superfluid.codec.literals import literal_pattern, occurrences
 from superfluid.codec.segments import SegmentEncoder
 from superfluid.codec.tokenizer import Tokenizer, bytes_table
 from superfluid.codec.utf8 import decode_utf8
 from superfluid.codec.words import Cuts, WordEncoder
+from superfluid.link.ids import AT_ONCE, packed
 
 # Markers without a bar that families use as framing.
 BARE_MARKERS = frozenset(
@@ -136,7 +138,8 @@ class Encoder:
         return decode_utf8(self.table.of(token)) or self.special_texts.get(token, "")
 
     def encode(self, pieces: Sequence[Piece], at_start: bool = True) -> list[int]:
-        """Ids of the pieces; `at_start` when they open the stream, so that an automatic BOS leads them."""
+        """Ids of the pieces (see words.AT_ONCE for very many); `at_start` when they open the stream, so that an
+        automatic BOS leads them."""
         out = _Output(self, at_start)
         text = joined(pieces)
         touched = self._touched(pieces, text)
@@ -177,11 +180,11 @@ class Encoder:
 
     def could_form_marker(self, texts: Iterable[str]) -> bool:
         """Whether a text holds a marker, or the beginning, end or middle of one that its surroundings may complete."""
-        pattern, longest = self.marker_pattern, self.longest_marker
+        longest = self.longest_marker
         for text in texts:
             if not text:
                 continue
-            if pattern.search(text) or (len(text) < longest and text.strip() in self._all_markers):
+            if any(True for _ in self._markers_in(text)) or (len(text) < longest and text.strip() in self._all_markers):
                 return True
             for form in {text, text.strip()}:
                 for n in range(1, min(longest, len(form)) + 1):
@@ -189,11 +192,15 @@ class Encoder:
                         return True
         return False
 
+    def _markers_in(self, text: str) -> Iterator[re.Match[str]]:
+        """Every marker that occurs in a text, from left to right, not overlapping."""
+        return occurrences(self.marker_pattern, self.longest_marker, text)
+
     def _touched(self, pieces: Sequence[Piece], text: str) -> set[int]:
         """Indexes of the content pieces that a marker occurrence overlaps, in the whole text."""
         touched: set[int] = set()
         index, end = -1, 0
-        for match in self.marker_pattern.finditer(text):
+        for match in self._markers_in(text):
             first, last = match.span()
             while end <= first:  # to the piece that holds the first character of the marker
                 index += 1
@@ -218,7 +225,7 @@ class Encoder:
                 continue
             parts: list[str] = []
             at = 0
-            for match in self.marker_pattern.finditer(chunk):
+            for match in self._markers_in(chunk):
                 first, last = match.span()
                 if first > at:
                     parts.append(chunk[at:first])
@@ -242,14 +249,22 @@ class _Output:
         self.at_start = at_start
 
     def add_framing(self, text: str) -> None:
-        self.ids += self.encoder.encode_text(text, self._leads)
+        self._add(self.encoder.encode_text(text, self._leads))
 
     def add_content(self, text: str) -> None:
         if text:
             bos = self.encoder.tokenizer.bos
             if self._leads and self.encoder.auto_bos and bos is not None:
                 self.ids.append(bos)
-            self.ids += self.encoder.encode_content(text)
+            self._add(self.encoder.encode_content(text))
+
+    def _add(self, ids: Sequence[int]) -> None:
+        if len(self.ids) + len(ids) > AT_ONCE:
+            out = packed(self.ids)
+            out.extend(packed(ids))
+            self.ids = cast("list[int]", out)
+        else:
+            self.ids.extend(ids)
 
     @property
     def _leads(self) -> bool:

@@ -1,7 +1,9 @@
 """Finding any of many fixed texts."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+
+WINDOW = 1 << 18  # characters that are searched in one call, in which no other thread runs
 
 
 def literal_pattern(words: Iterable[str]) -> re.Pattern[str]:
@@ -15,6 +17,19 @@ def literal_pattern(words: Iterable[str]) -> re.Pattern[str]:
     if not trie:
         return re.compile(r"(?!)")
     return re.compile(_trie_source(trie))  # type: ignore[arg-type]
+
+
+def occurrences(pattern: re.Pattern[str], longest: int, text: str) -> Iterator[re.Match[str]]:
+    """What `pattern.finditer` finds in a text of any length, when no match is longer than `longest`."""
+    at = 0
+    while at < len(text):
+        end = at + WINDOW
+        at = end
+        for match in pattern.finditer(text, end - WINDOW, end + longest):
+            if match.start() >= end:
+                break
+            at = max(end, match.end())
+            yield match
 
 
 def _trie_source(node: dict[str, object]) -> str:

@@ -4,13 +4,14 @@ A conversation grows by a turn at a time and is encoded whole for every request,
 """
 
 import re
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from threading import Lock
 
-from superfluid.codec.words import AT_ONCE, WordEncoder, packed
+from superfluid.codec.literals import occurrences
+from superfluid.codec.words import WordEncoder
+from superfluid.link.ids import Ids, listed, packed
 
 REMEMBERED = 4 << 20  # bytes of text and ids that are kept
 LONGEST = 1 << 16  # characters: a longer segment is a document, which rarely comes back
@@ -22,17 +23,17 @@ class SegmentCache:
     def __init__(self, capacity: int = REMEMBERED) -> None:
         self._capacity = capacity
         self._size = 0
-        self._held: OrderedDict[str, array[int]] = OrderedDict()
+        self._held: OrderedDict[str, Ids] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, text: str) -> "array[int] | None":
+    def get(self, text: str) -> Ids | None:
         with self._lock:
             ids = self._held.get(text)
             if ids is not None:
                 self._held.move_to_end(text)
             return ids
 
-    def put(self, text: str, ids: "array[int]") -> None:
+    def put(self, text: str, ids: Ids) -> None:
         if len(text) > LONGEST:
             return
         with self._lock:
@@ -44,7 +45,7 @@ class SegmentCache:
                 self._size -= _cost(*self._held.popitem(last=False))
 
 
-def _cost(text: str, ids: "array[int]") -> int:
+def _cost(text: str, ids: Ids) -> int:
     return len(text) + ids.itemsize * len(ids)
 
 
@@ -59,15 +60,16 @@ class SegmentEncoder:
         self._words = words
         self._markers = markers
         self._specials = specials
+        self._longest = max(map(len, specials), default=0)
         self._stands_alone: dict[str, bool] = {}
         self._cache = SegmentCache()
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a whole framing text, without a BOS."""
+        """Ids of a whole framing text, without a BOS; see AT_ONCE for very many."""
         segments: list[str] = []
         markers: list[int] = []  # behind each segment but the last
         at = 0
-        for match in self._markers.finditer(text):
+        for match in occurrences(self._markers, self._longest, text):
             marker = match[0]
             alone = self._stands_alone.get(marker)
             if alone is None:
@@ -77,28 +79,27 @@ class SegmentEncoder:
                 markers.append(self._specials[marker])
                 at = match.end()
         segments.append(text[at:])
-        out: list[int] = []
+        out = Ids("I")
         for ids, marker_id in zip_longest(self._encoded(segments), markers):
-            for at in range(0, len(ids), AT_ONCE):
-                out.extend(ids[at : at + AT_ONCE])
+            out.extend(ids)
             if marker_id is not None:
                 out.append(marker_id)
-        return out
+        return listed(out)
 
     def segment(self, text: str) -> Sequence[int]:
         """Ids of a text that no marker cuts."""
         ids = self._cache.get(text)
         if ids is None:
-            ids = array("I", self._words.encode(text))
+            ids = packed(self._words.encode(text))
             self._cache.put(text, ids)
         return ids
 
-    def _encoded(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+    def _encoded(self, texts: Sequence[str]) -> Iterator[Ids]:
         """Ids of each text."""
-        found: dict[str, Sequence[int]] = {"": ()}
+        found = {"": Ids("I")}
         missing: list[str] = []
         for text in dict.fromkeys(texts):
-            ids = self._cache.get(text) if text else ()
+            ids = self._cache.get(text) if text else found[""]
             if ids is None:
                 missing.append(text)
             else:

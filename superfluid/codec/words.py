@@ -15,11 +15,12 @@ from itertools import accumulate, pairwise
 from random import getrandbits
 from string import ascii_letters, digits, punctuation
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from superfluid._native import ffi, lib
-from superfluid.codec.literals import literal_pattern
+from superfluid.codec.literals import WINDOW, literal_pattern
 from superfluid.codec.tokenizer import TokenBytes
+from superfluid.link.ids import AT_ONCE as AT_ONCE, Ids, listed, packed as packed
 
 BLOCK = 8192  # characters of one native call. libllama's pre-tokenizers may recurse per character (a run of 25 000
 # overflows a thread's stack), and its byte fallback is quadratic in the text of a call
@@ -44,17 +45,6 @@ _PROBES = (
     ("x", "_y"), ("key", '": 1'), ("a", "-b"), ("x", "==y"), ("word", "...\n\n\n  z"), ("a", "/b.c:d"), ("x", "; y"),
 )  # fmt: skip
 _RUN = re.compile(rf"[^\n]{{{BLOCK}}}|\s{{{BLOCK}}}")
-
-AT_ONCE = 1 << 16
-"""Ids that are handled in one step: threads take turns between steps, and a document may have millions."""
-
-
-def packed(ids: Sequence[int]) -> "array[int]":
-    """Ids in an array, in steps that let other threads run."""
-    out = array("I")
-    for at in range(0, len(ids), AT_ONCE):
-        out.extend(array("I", ids[at : at + AT_ONCE]))
-    return out
 
 
 class Cuts:
@@ -88,7 +78,7 @@ class Cuts:
 
     def following(self, encode: EncodePlain, text: str) -> list[int]:
         """Ids of a text that continues another."""
-        return list(encode(self.lead + text)[len(self.lead_ids) :]) if text else []
+        return cast("list[int]", encode(self.lead + text)[len(self.lead_ids) :]) if text else []
 
     def offsets(self, text: bytes) -> tuple[Any, int]:
         """A native array with the offsets of the cuts in a UTF-8 text, and how many there are."""
@@ -129,8 +119,7 @@ class Cuts:
     def _bounded(self, text: str) -> list[str]:
         parts: list[str] = []
         start = 0
-        while len(text) - start > BLOCK and (run := _RUN.search(text, start)):
-            at = run.end()
+        while at := _end_of_run(text, start):
             around = max(start, at - self._longest_special), at + self._longest_special
             for special in self._specials.finditer(text, *around):
                 if start < special.start() < at < special.end():
@@ -140,6 +129,14 @@ class Cuts:
             start = at
         parts.append(text[start:])
         return [part for part in parts if part]
+
+
+def _end_of_run(text: str, start: int) -> int:
+    """Where the first run that is to be cut ends; 0 when there is none."""
+    for at in range(start, len(text) - BLOCK, WINDOW):
+        if run := _RUN.search(text, at, at + WINDOW + BLOCK):
+            return run.end()
+    return 0
 
 
 def _lead(encode: EncodePlain) -> str | None:
@@ -200,7 +197,7 @@ class WordEncoder:
         self._lock = Lock()  # of the memory
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, as one call would give them."""
+        """Ids of a text, as one call would give them; very many are an `Ids`."""
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
@@ -211,7 +208,7 @@ class WordEncoder:
         )
         long = self._encode_missing(missing)
         return [
-            list(self._encode(text)) if words is None else self._filled(words, long)
+            cast("list[int]", self._encode(text)) if words is None else self._filled(words, long)
             for text, words in zip(texts, cut, strict=True)
         ]
 
@@ -239,19 +236,18 @@ class WordEncoder:
     def _filled(self, words: "_CutText", long: Mapping[bytes, Sequence[int]]) -> list[int]:
         """Ids of a text whose words are known by now, but for those that are not remembered."""
         ids, gaps = self._known(words)
-        out: list[int] = []
+        out = Ids("I")
         done = 0
         for at, start, end in gaps:
             if at > done:
-                for first in range(done, at, AT_ONCE):
-                    out += ffi.unpack(ids + first, min(AT_ONCE, at - first))
+                out.frombytes(ffi.buffer(ids + done, 4 * (at - done)))
                 done = at
             word = words.text[start:end]
             if start == 0:
                 out += self._encode(word.decode())
             else:
                 out += long.get(word) or self._following(word)
-        return out
+        return listed(out)
 
     def _encode_missing(self, missing: Iterable[bytes]) -> dict[bytes, Sequence[int]]:
         """Have unknown words remembered; the ids of those that are too long for that. A word may follow another

@@ -13,10 +13,10 @@ from superfluid.codec.blocks import UnknownBlockKind, block_text
 from superfluid.codec.dialects.dialect import NoChatDialect
 from superfluid.codec.json_text import read_json
 from superfluid.codec.past import Past, Pasts
-from superfluid.codec.words import AT_ONCE, packed
 from superfluid.daemon.media import MediaPool
 from superfluid.daemon.purging import Purges
 from superfluid.link import events as ev, session_api as api
+from superfluid.link.ids import AT_ONCE, packed
 from superfluid.link.linkw import SamplingParams
 from superfluid.scheduler.admission import ContextExceeded
 from superfluid.scheduler.classes import Class

@@ -11,6 +11,7 @@ from typing import Any
 
 from superfluid._native import ffi, lib
 from superfluid.link.errors import PostcardError
+from superfluid.link.ids import AT_ONCE, Ids, listed
 from superfluid.link.schema import (
     Blob,
     Bool,
@@ -81,7 +82,7 @@ _SPAN_ERRORS = {
 
 
 def get_span(data: bytes, at: int) -> tuple[list[int], int]:
-    """Read a vector of u32."""
+    """Read a vector of u32; very many of them are an `Ids`."""
     found = ffi.new("size_t *")
     view, size = ffi.from_buffer(data), len(data)
     at = lib.sf_tokens_count(view, size, at, found)
@@ -91,7 +92,11 @@ def get_span(data: bytes, at: int) -> tuple[list[int], int]:
         at = lib.sf_tokens_decode(view, size, at, ids, count)
     if at < 0:
         raise PostcardError(_SPAN_ERRORS[at])
-    return ffi.unpack(ids, count), at
+    if count <= AT_ONCE:
+        return ffi.unpack(ids, count), at
+    many = Ids("I")
+    many.frombytes(ffi.buffer(ids))
+    return listed(many), at
 
 
 def pack_floats(*values: float) -> bytes:

@@ -238,3 +238,11 @@ class Event:
     epoch: U64
     ts_unix_ms: U64
     body: Body
+
+
+LONG = 1 << 16  # tokens or characters of a record: to read or write more takes milliseconds
+
+
+def is_long(body: Body) -> bool:
+    """Whether a record takes so long to read or write that others should not wait for it."""
+    return any(len(getattr(body, name, None) or ()) > LONG for name in ("span", "text", "content", "payload"))

@@ -6,6 +6,7 @@ JSON key without it.
 
 from typing import Annotated
 
+from superfluid.link import events
 from superfluid.link.events import BLOCK_KINDS, CHAT_ROLES, Descendants, Edit, Event, GenParams, Role
 from superfluid.link.postcard import MAY_BE_MISSING, U8, U32, U64, Bytes16, Choice, Tokens, message, variant
 
@@ -456,3 +457,12 @@ class PinnedResponse(Response):
 @variant("Throttled")
 class ThrottledResponse(Response):
     retry_after_ms: U64
+
+
+def is_long(response: Response) -> bool:
+    """Whether a response takes so long to write that others should not wait for it."""
+    if isinstance(response, CommittedResponse | DeltaResponse | SubEventResponse):
+        return events.is_long(response.event.body)
+    if isinstance(response, EventsResponse):
+        return any(events.is_long(event.body) for event in response.events)
+    return isinstance(response, InspectionResponse) and len(response.inspection.tokens) > events.LONG

@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+from superfluid.link.ids import AT_ONCE, Ids, listed
 from superfluid.llama.library import Library
 from superfluid.llama.search import open_library
 
@@ -53,6 +54,10 @@ class Vocab:
             room = -count
             out = ffi.new("llama_token[]", room)
             count = self._api.llama_tokenize(self._vocab, raw, len(raw), out, room, add_special, parse_special)
+        if count > AT_ONCE:
+            many = Ids("I")
+            many.frombytes(ffi.buffer(out, ffi.sizeof("llama_token") * count))
+            return listed(many)
         return list(ffi.unpack(out, count)) if count > 0 else []
 
     def piece(self, token: int, special: bool = True) -> bytes:

@@ -8,7 +8,9 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import attrs
 import numpy as np
@@ -45,18 +47,18 @@ class _Staged:
     session: Session
     event: ev.Event
     state: State
-    size: int
+    frame: bytes | Callable[[], bytes]
+    size: int = 0  # of the frame, once it is written
 
 
 class Commit:
     """Records on their way to the disk. `await wait()`, or `Store.flush()` and then `result()`."""
 
-    __slots__ = ("_done", "_error", "chunks", "staged")
+    __slots__ = ("_done", "_error", "staged")
 
-    def __init__(self, staged: list[_Staged], chunks: list[bytes]) -> None:
+    def __init__(self, staged: list[_Staged]) -> None:
         """Not for callers: use `Store.stage`."""
         self.staged = staged
-        self.chunks = chunks
         self._done = trio.Event()
         self._error: LogIOError | None = None
 
@@ -75,6 +77,15 @@ class Commit:
     @property
     def done(self) -> bool:
         return self._done.is_set()
+
+    @property
+    def chunks(self) -> list[bytes]:
+        """What goes into the log. Long records are encoded here, by the thread that writes."""
+        for one in self.staged:
+            if not isinstance(one.frame, bytes):
+                one.frame = one.frame()
+            one.size = len(one.frame)
+        return [cast(bytes, one.frame) for one in self.staged]
 
     def finish(self, error: LogIOError | None = None) -> None:
         self._error = error
@@ -287,7 +298,6 @@ class Store:
         version = self._wal.version
         time_ms = now if version > 1 else 0
         staged: list[_Staged] = []
-        chunks: list[bytes] = []
         undo: list[tuple[Session, State]] = []
         try:
             for session_id, body in batch:
@@ -303,13 +313,16 @@ class Store:
                     body = body.on(before.n_events - 1, now)
                 epoch = before.epoch + 1 if type(body) is ev.EpochBump else before.epoch
                 event = ev.Event(before.n_events, epoch, time_ms, body)
-                chunk = records.frame(session_id, event, version, behind)
+                frame: bytes | Callable[[], bytes]
+                if ev.is_long(body):
+                    frame = partial(records.frame, session_id, event, version, behind)
+                else:
+                    frame = records.frame(session_id, event, version, behind)
                 span = getattr(body, "span", None)
                 if span is not None and len(span):
                     session.extend(span)
                 session.ahead = state = before.after(event)
-                staged.append(_Staged(session, event, state, len(chunk)))
-                chunks.append(chunk)
+                staged.append(_Staged(session, event, state, frame))
         except BaseException:
             for session, before in reversed(undo):
                 session.ahead = before
@@ -318,7 +331,7 @@ class Store:
         for one in staged:
             if type(one.event.body) is ev.Generated:
                 self.subscriptions.stage(one.session.id, one.event.body)
-        commit = Commit(staged, chunks)
+        commit = Commit(staged)
         if staged or self._queue or self._writing:
             self._queue.append(commit)
             self._staged.set()
@@ -419,12 +432,14 @@ class Store:
         return batch
 
     def _write(self, batch: list[Commit]) -> LogIOError | None:
-        data = b"".join(chunk for commit in batch for chunk in commit.chunks)
         try:
+            data = b"".join([chunk for commit in batch for chunk in commit.chunks])
             if data:
                 self._wal.append(data)
         except LogIOError as error:
             return error
+        except (ValueError, OverflowError) as error:  # those that are encoded here
+            return LogIOError(self.path, f"a record cannot be encoded: {error}")
         return None
 
     def _settle(self, batch: list[Commit], error: LogIOError | None) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from superfluid.codec import literals
 from superfluid.codec.framing import Encoder, content, framing
+from superfluid.codec.literals import literal_pattern, occurrences
 from superfluid.codec.tokenizers.gguf import GgufTokenizer
 from superfluid.codec.words import AT_ONCE, BLOCK, GROUP, Cuts, WordEncoder, packed
 from superfluid.llama.vocab import Vocab
@@ -67,6 +69,31 @@ def test_a_long_document_is_the_whole(tokenizer: GgufTokenizer, shared: Path) ->
     assert words.encode(text) == whole  # out of the memory
     around = tokenizer.vocab.encode("")
     assert tokenizer.encode(text) == around + whole
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text("<|a>b ", max_size=60), st.integers(1, 9))
+def test_a_search_in_windows_finds_what_one_search_does(text: str, window: int) -> None:
+    markers = ["<|a|>", "<|a", "a>", "|", "<|b|><|b|>"]
+    pattern = literal_pattern(markers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(literals, "WINDOW", window)
+        found = [match.span() for match in occurrences(pattern, max(map(len, markers)), text)]
+    assert found == [match.span() for match in pattern.finditer(text)]
+
+
+def test_very_many_ids_are_a_lists_equal() -> None:
+    ids = packed([1, 2, 3])
+    assert ids == [1, 2, 3]
+    assert ids == [1, 2, 3]
+    assert ids != [1, 2]
+    assert ids[1:] == [2, 3] and ids[-1] == 3
+    one, four = [1], [4]
+    assert ids + four == [1, 2, 3, 4] == one + packed([2, 3, 4])
+    more = [0]
+    more += ids
+    more += [4]
+    assert more == [0, 1, 2, 3, 4]
 
 
 class Counting:

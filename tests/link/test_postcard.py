@@ -365,3 +365,42 @@ def test_arrays_of_fixed_length_in_json() -> None:
         from_json(Hash, {"digest": [0] * 31})
     with pytest.raises(PostcardError, match="array of 2"):
         from_json(linkw.Hello, {"proto_versions": [8], "link_role": "Worker", "auth": []})
+
+
+EDGES = [0, 1, 0x7F, 0x80, 0x3FFF, 0x4000, 0x1FFFFF, 0x200000, 0xFFFFFFF, 0x10000000, 0xFFFFFFFF]
+
+
+def varints(ids: list[int]) -> bytes:
+    """The bytes of a span, one after the other."""
+    out = bytearray()
+    for value in [len(ids), *ids]:
+        while value > 0x7F:
+            out.append(value & 0x7F | 0x80)
+            value >>= 7
+        out.append(value)
+    return bytes(out)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.one_of(st.sampled_from(EDGES), st.integers(0, 0xFFFFFFFF)), max_size=30), st.binary(max_size=9))
+def test_spans_of_values_of_every_length(ids: list[int], behind: bytes) -> None:
+    data = varints(ids)
+    assert encode_tokens(ids) == data
+    assert decode_tokens(data + behind, 0) == (ids, len(data))
+    for end in range(len(data)):
+        with pytest.raises(PostcardError):
+            decode_tokens(data[:end], 0)
+
+
+@pytest.mark.parametrize("behind", [b"", bytes(9), b"\xff" * 9])
+@pytest.mark.parametrize("value", [b"\xff\xff\xff\xff\x10", b"\x80\x80\x80\x80\x80\x01", b"\xff\xff\xff\xff\x8f\x00"])
+def test_a_value_past_u32_is_refused_wherever_it_stands(value: bytes, behind: bytes) -> None:
+    with pytest.raises(PostcardError):
+        decode_tokens(b"\x02\x05" + value + behind, 0)
+
+
+def test_very_many_ids_of_a_span() -> None:
+    ids = [value % 200_000 for value in range((1 << 16) + 1)]
+    found, end = decode_tokens(encode_tokens(ids), 0)
+    assert found == ids
+    assert encode_tokens(found)[:end] == encode_tokens(ids)

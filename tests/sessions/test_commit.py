@@ -5,13 +5,14 @@ import os
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
 from superfluid.link import events as ev
-from superfluid.sessions import rules
+from superfluid.sessions import records, rules
 from superfluid.sessions.errors import LogIOError, PurgedSession, UnknownSession
 from superfluid.sessions.store import Store
 from superfluid.sessions.subscriptions import MOST_BEHIND, Preview
@@ -30,6 +31,39 @@ def make(store: Store) -> int:
 
 def say(token: int) -> ev.Body:
     return ev.Generated([token], f"t{token}", 0, 0)
+
+
+async def test_long_records_are_encoded_by_the_thread_that_writes(
+    open_store: OpenStore, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    session = make(store)
+    encoders: list[tuple[bool, bool]] = []  # of a long record, in this thread
+    frame = records.frame
+
+    def noted(session: int, event: ev.Event, *rest: Any) -> bytes:
+        encoders.append((ev.is_long(event.body), threading.current_thread() is threading.main_thread()))
+        return frame(session, event, *rest)
+
+    monkeypatch.setattr(records, "frame", noted)
+    await nursery.start(store.run)
+    many = list(range(ev.LONG + 1))
+    bodies = [ev.Message(1, "x", many), ev.Message(1, "short", [1]), ev.Appended("é" * len(many), [2]), say(3)]
+    await store.commit([(session, body) for body in bodies])
+    assert sorted(encoders) == [(False, True)] * 2 + [(True, False)] * 2
+    assert [event.body for event in store.session(session).events()][-4:] == bodies
+    again = open_store()
+    assert [event.body for event in again.session(session).events()][-5:-1] == bodies
+
+
+async def test_a_long_record_that_cannot_be_encoded_is_refused(open_store: OpenStore, nursery: trio.Nursery) -> None:
+    store = open_store()
+    session = make(store)
+    await nursery.start(store.run)
+    with pytest.raises(LogIOError, match="cannot be encoded"):
+        await store.commit([(session, ev.Message(1, "\ud800" * (ev.LONG + 1), [9]))])
+    await store.commit([(session, say(4))])
+    assert store.session(session).tokens().tolist() == [1, 2, 3, 4]
 
 
 def test_nothing_shows_before_its_sync(open_store: OpenStore) -> None:

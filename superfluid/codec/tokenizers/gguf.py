@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from superfluid.codec.tokenizer import TokenBytes
 from superfluid.codec.utf8 import decode_utf8
 from superfluid.codec.words import BLOCK, Cuts, WordEncoder
+from superfluid.link.ids import listed, packed
 from superfluid.llama.vocab import ATTR_CONTROL, ATTR_UNUSED, ATTR_USER_DEFINED, Vocab
 
 
@@ -39,17 +40,21 @@ class GgufTokenizer:
         if len(text) <= BLOCK:
             return self._plain(text)
         first, *rest = self.cuts.blocks(text)
-        ids = self._plain(first)
+        ids = packed(self._plain(first))
         for block in rest:
-            ids += self.cuts.following(self._plain, block)
-        return ids
+            ids.extend(self.cuts.following(self._plain, block))
+        return listed(ids)
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; special strings parse, and what the family adds in front and behind is added. A run of more
         than BLOCK characters without a newline or without anything but white space may be cut inside a word."""
         if len(text) <= BLOCK:
             return self.vocab.encode(text, add_special=True, parse_special=True)
-        return self._before + self._words.encode(text) + self._behind
+        ids = packed(self._words.encode(text))
+        for token in reversed(self._before):
+            ids.insert(0, token)
+        ids.extend(self._behind)
+        return listed(ids)
 
     def token_bytes(self, token: int) -> bytes:
         return self.table.of(token)
