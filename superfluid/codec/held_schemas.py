@@ -10,7 +10,19 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
-from urllib.parse import unquote
+
+from superfluid.codec.inhabited import Endless
+from superfluid.codec.schema_tree import (
+    BY_NAME,
+    GUIDANCE,
+    MAX_NAMED_REFS,
+    VALUES,
+    SchemaRefused as SchemaRefused,
+    escaped,
+    inner,
+    is_pointer,
+    target,
+)
 
 Json = Any
 T = TypeVar("T")
@@ -19,7 +31,6 @@ MAX_DEPTH = 400
 """Schemas within schemas, counted through references: far below what a native stack of 8 MB holds."""
 MAX_OPTIONAL = 1000
 """Optional properties of one object: any of them may come next, and a mask over more takes over a third of a second."""
-MAX_NAMED_REFS = 400  # references by $id or anchor, which are not followed here: so no chain of them is deeper
 EXACT = 2**53  # up to here every integer is a double
 REACH = 2**63 - 1024  # the last double that is a 64-bit integer, on both sides of zero
 DIGITS = 15  # of a decimal that a double tells from its neighbours
@@ -28,27 +39,20 @@ NEAREST = 1e-30  # what stands for "beyond zero": the compiler nests once for ev
 STACK = 256 << 20  # bytes, of address space only
 _STACK_LOCK = threading.Lock()  # the size of stacks is the process's
 
-VALUES = frozenset(
-    {"const", "enum", "default", "examples", "title", "description", "deprecated", "readOnly", "writeOnly", "$comment"}
-)
-"""Keywords that hold no schemas."""
-BY_NAME = frozenset({"$defs", "definitions", "properties", "patternProperties", "dependentSchemas"})
-GUIDANCE = "x-guidance"
 WHITESPACE = "whitespace_pattern"  # all of the compiler's own options that a client may set
 
 _SIDES = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 _CONTROLS = "".join(map(chr, range(32)))
 
 
-class SchemaRefused(ValueError):
-    """A schema the compiler could not hold a reply to; its words say what and where (a JSON pointer)."""
-
-
 def held(schema: Json) -> Json:
     """A schema that allows nothing `schema` does not. Raises SchemaRefused."""
     try:
         _Reach(schema).of(schema, 0)
-        made = _restated(schema, "#")
+        endless = Endless(schema)
+        if schema in endless:
+            raise SchemaRefused(f'no value satisfies it: "$ref": "{endless.reference()[:80]}" leads back to itself')
+        made = _restated(schema, "#", endless)
     except RecursionError:
         raise SchemaRefused("it is nested too deep") from None
     guidance = schema.get(GUIDANCE) if isinstance(schema, Mapping) else None
@@ -104,8 +108,8 @@ class _Reach:
         properties = schema.get("properties")
         optional = len(properties.keys() - names) if isinstance(properties, Mapping) else 0
         below = 0
-        for key, inner in _inner(schema):
-            height, theirs = self.of(inner, depth + 1)
+        for key, found in inner(schema):
+            height, theirs = self.of(found, depth + 1)
             below = max(below, height)
             optional += theirs if key == "allOf" else 0
         reference = schema.get("$ref")
@@ -118,51 +122,31 @@ class _Reach:
         return below + 1, optional
 
     def _target(self, reference: str) -> Json:
-        pointer = unquote(reference)
-        if pointer != "#" and not pointer.startswith("#/"):
-            self._named += 1
-            if self._named > MAX_NAMED_REFS:
-                raise SchemaRefused(f"more than {MAX_NAMED_REFS} $refs that are no JSON pointers into it")
-            return None
-        found, by_name = self._root, False
-        for step in pointer.split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list):
-                found = found[int(step)] if step.isdecimal() and int(step) < len(found) else None
-                continue
-            if not by_name and step in VALUES:
-                raise SchemaRefused(f'"$ref": "{reference[:80]}" points into {step}, which holds no schema')
-            found = found.get(step) if isinstance(found, Mapping) else None
-            by_name = not by_name and step in BY_NAME
-        return found
+        if is_pointer(reference):
+            return target(self._root, reference)
+        self._named += 1
+        if self._named > MAX_NAMED_REFS:
+            raise SchemaRefused(f"more than {MAX_NAMED_REFS} $refs that are no JSON pointers into it")
+        return None
 
 
-def _inner(schema: Mapping[str, Json]) -> Iterator[tuple[str, Json]]:
-    """The schemas right within a schema, each with the keyword it stands under."""
-    for key, value in schema.items():
-        if key in BY_NAME and isinstance(value, Mapping):
-            yield from ((key, inner) for inner in value.values())
-        elif isinstance(value, list) and key not in VALUES:
-            yield from ((key, inner) for inner in value)
-        elif key not in VALUES and key != GUIDANCE:
-            yield key, value
-
-
-def _restated(schema: Json, place: str) -> Json:
+def _restated(schema: Json, place: str, endless: Endless) -> Json:
     if isinstance(schema, list):
-        return [_restated(member, f"{place}/{index}") for index, member in enumerate(schema)]
+        return [_restated(member, f"{place}/{index}", endless) for index, member in enumerate(schema)]
     if not isinstance(schema, Mapping):
         return schema
+    if schema in endless:
+        return False
     made: dict[str, Json] = {}
     for key, value in schema.items():
-        here = f"{place}/{_escaped(key)}"
+        here = f"{place}/{escaped(key)}"
         if key == GUIDANCE:
             continue
         if key in BY_NAME and isinstance(value, Mapping):
             patterns = key == "patternProperties"
             made[key] = {
-                _pattern(name) if patterns else name: _restated(inner, f"{here}/{_escaped(name)}")
-                for name, inner in value.items()
+                _pattern(name) if patterns else name: _restated(found, f"{here}/{escaped(name)}", endless)
+                for name, found in value.items()
             }
         elif key in VALUES:
             if key in ("const", "enum"):
@@ -171,7 +155,7 @@ def _restated(schema: Json, place: str) -> Json:
         elif key == "pattern" and isinstance(value, str):
             made[key] = _pattern(value)
         else:
-            made[key] = _restated(value, here)
+            made[key] = _restated(value, here, endless)
     _bound(made, place)
     return made
 
@@ -265,7 +249,3 @@ def _misread(text: str, controls: str) -> bool:
     except re.error:
         return True  # what only the compiler can read
     return all(map(matches, controls)) and not (matches('"') and matches("\\"))
-
-
-def _escaped(key: str) -> str:
-    return key.replace("~", "~0").replace("/", "~1")

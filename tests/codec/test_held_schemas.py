@@ -158,3 +158,70 @@ def test_guidance_is_whitespace_alone() -> None:
     assert held(given) == {"items": {}, "x-guidance": {"whitespace_pattern": " ?"}}
     assert held({"x-guidance": 5}) == {}
     assert held({"properties": {"x-guidance": {}}}) == {"properties": {"x-guidance": {}}}
+
+
+# ---- schemas that lead back to themselves
+
+ITSELF = {"$ref": "#"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reference"),
+    [
+        (ITSELF, "#"),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}}, "#/$defs/A"),
+        ({"allOf": [ITSELF]}, "#"),
+        ({"oneOf": [ITSELF]}, "#"),
+        ({"anyOf": [ITSELF, {"allOf": [ITSELF, {"type": "null"}]}]}, "#"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}, "#/properties/a"),
+        ({"type": "object", "properties": {"a": ITSELF}, "required": ["a"]}, "#"),
+        ({"type": "object", "additionalProperties": ITSELF, "required": ["a"]}, "#"),
+        ({"type": "array", "items": ITSELF, "minItems": 1}, "#"),
+        ({"type": "array", "prefixItems": [{}, ITSELF], "minItems": 2}, "#"),
+        ({"$anchor": "a", "$ref": "#a"}, "#a"),
+        ({"$id": "http://localhost/a", "$ref": "http://localhost/a"}, "http://localhost/a"),
+    ],
+)
+def test_what_leads_back_to_itself_is_refused(schema: Any, reference: str) -> None:
+    with pytest.raises(SchemaRefused, match=f'no value satisfies it: "\\$ref": "{re.escape(reference)}" leads back'):
+        held(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "reply"),
+    [
+        ({"anyOf": [{"type": "null"}, ITSELF]}, "null"),
+        ({"type": "object", "additionalProperties": ITSELF}, '{"a":{"b":{}}}'),
+        ({"type": "array", "items": ITSELF}, "[[],[[]]]"),
+        ({"type": "array", "prefixItems": [{"type": "null"}, ITSELF], "items": False}, "[null,[null]]"),
+        ({"properties": {"a": ITSELF}, "required": ["a"]}, '{"a":{"a":1}}'),  # a value need not be an object
+        ({"type": ["object", "null"], "properties": {"a": ITSELF}, "required": ["a"]}, '{"a":{"a":null}}'),
+    ],
+)
+def test_what_ends_somewhere_is_held(schema: Any, reply: str) -> None:
+    assert takes(compiled(schema), reply)
+
+
+def test_a_property_that_nothing_satisfies_cannot_be_begun() -> None:
+    endless = {"$ref": "#/$defs/x"}
+    schema = {
+        "type": "object",
+        "properties": {"a": endless, "b": {"anyOf": [{"type": "null"}, {"type": "array", "items": endless}]}},
+        "$defs": {"x": {"allOf": [endless]}},
+        "additionalProperties": False,
+    }
+    grammar = compiled(schema)
+    assert takes(grammar, '{"b":null}') and takes(grammar, '{"b":[]}')
+    assert grammar.deep_copy().try_consume_tokens(list(b'{"a')) == len(b'{"')
+    assert grammar.deep_copy().try_consume_tokens(list(b'{"b":[[')) == len(b'{"b":[')
+
+
+def test_the_search_for_what_is_endless_takes_linear_time() -> None:
+    """Also where every schema waits for the one before it, which waits for it."""
+    for links in (50, 100):
+        back = {
+            f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"allOf": [{"$ref": f"#/$defs/d{max(n - 1, 0)}"}]}]}
+            for n in range(links)
+        }
+        schema = {"$defs": back | {f"d{links}": {"type": "null"}}, "$ref": "#/$defs/d0"}
+        assert held(schema) == schema

@@ -388,6 +388,26 @@ def test_references_of_parameters_lead_into_the_call() -> None:
     assert not matcher.fork().consume(ord('"'))
 
 
+@pytest.mark.parametrize("name", ["default", "const", "enum", "examples", "title", "$ref", "properties", "$defs"])
+def test_references_of_properties_that_are_named_as_keywords_are(name: str) -> None:
+    point = {"type": "object", "properties": {"x": {"type": "null"}}, "required": ["x"]}
+    parameters = {"type": "object", "properties": {name: {"$ref": "#/$defs/p"}}, "$defs": {"p": point}}
+    parameters |= {"required": [name], "default": {"$ref": "#/no/schema"}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    for tools, place in (([tool], "#"), ([tool, tool], "#/anyOf/1")):
+        structural, schema = Codec.open(chatml_tokenizer()).constraint(tools, REQUIRED).attempts
+        moved = json.loads(schema.text)
+        arguments = (moved["anyOf"][-1] if len(tools) > 1 else moved)["properties"]["arguments"]
+        assert arguments["properties"] == {name: {"$ref": f"{place}/properties/arguments/$defs/p"}}
+        assert arguments["default"] == {"$ref": "#/no/schema"}
+        grammars = compiler(chatml_tokenizer())
+        grammars.structural(structural.text)
+        matcher = grammars.schema(schema.text).matcher()
+        for token in f'{{"name":"f","arguments":{{"{name}":{{"x":'.encode():
+            assert matcher.consume(token)
+        assert not matcher.fork().consume(ord("1"))
+
+
 # ---- --tool-call-parser
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from superfluid.codec import harmony
+from superfluid.codec.schema_tree import BY_NAME, VALUES, is_pointer
 from superfluid.codec.toolcalls.typed import resolved, types_of
 from superfluid.codec.toolcalls.wires import (
     AtemWire,
@@ -30,7 +31,6 @@ ATEM_FRAME = "<atem:function_calls>", "</atem:function_calls>"
 
 GEMMA_TEXT = "[A-Za-z0-9_.:/=@+-][A-Za-z0-9 _.:/=@+-]*"
 ATEM_TEXT = r"[A-Za-z0-9_.:/=@+,(){}\[\]!?'-][A-Za-z0-9 _.:/=@+,(){}\[\]!?'-]*"
-_VALUES = {"const", "enum", "default", "examples"}  # keywords that hold values, not schemas
 _PATTERNS = {
     "integer": "-?[0-9]+",
     "number": r"-?[0-9]+(\.[0-9]+)?",
@@ -172,12 +172,14 @@ def _moved(schema: Json, place: str) -> Json:
         return [_moved(member, place) for member in schema]
     if not isinstance(schema, Mapping):
         return schema
-    moved = {}
+    moved: Node = {}
     for key, value in schema.items():
-        if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+        if key == "$ref" and isinstance(value, str) and is_pointer(value):
             moved[key] = place + value[1:]
+        elif key in BY_NAME and isinstance(value, Mapping):
+            moved[key] = {name: _moved(found, place) for name, found in value.items()}
         else:
-            moved[key] = value if key in _VALUES else _moved(value, place)
+            moved[key] = value if key in VALUES else _moved(value, place)
     return moved
 
 
