@@ -165,13 +165,20 @@ void sf_word_memory_turn(sf_word_memory *memory, size_t room)
     memset(&memory->younger, 0, sizeof memory->younger);
 }
 
+/* White space at the end of a text encodes as it does nowhere else. */
+static int ends_like_others(const uint8_t *text, size_t length)
+{
+    return text[length - 1] > ' ' && text[length - 1] < 0x7f;
+}
+
 size_t sf_words_known(sf_word_memory *memory, const uint8_t *text, size_t length, const uint32_t *cuts, size_t n_cuts,
-                      uint32_t *ids, size_t room, uint32_t *gaps, size_t *n_gaps)
+                      int whole, uint32_t *ids, size_t room, uint32_t *gaps, size_t *n_gaps)
 {
     size_t written = 0, found = 0, start = 0;
     for (size_t i = 0; i <= n_cuts; i++) {
         size_t end = i < n_cuts ? cuts[i] : length, n = 0;
-        const uint32_t *known = i && i < n_cuts ? find(memory, text + start, end - start, &n) : NULL;
+        int known_of = (i || whole) && (i < n_cuts || ends_like_others(text, length));
+        const uint32_t *known = known_of ? find(memory, text + start, end - start, &n) : NULL;
         if (known && written + n <= room) {
             memcpy(ids + written, known, n * sizeof *ids);
             written += n;
@@ -185,6 +192,26 @@ size_t sf_words_known(sf_word_memory *memory, const uint8_t *text, size_t length
     }
     *n_gaps = found;
     return written;
+}
+
+void sf_words_unknown(sf_word_memory *memory, sf_word_memory *asked, sf_word_memory *beyond, size_t longest,
+                      const uint8_t *text, size_t length, const uint32_t *cuts, size_t n_cuts, int whole)
+{
+    for (size_t i = !whole; i < n_cuts + ends_like_others(text, length); i++) {
+        size_t start = i ? cuts[i - 1] : 0, size = (i < n_cuts ? cuts[i] : length) - start, n = 0;
+        struct generation *into = size <= longest ? &asked->younger : &beyond->younger;
+        if (find(memory, text + start, size, &n))
+            continue;
+        uint32_t end = (uint32_t)(into->keys_used + size);
+        put(into, hash_of(memory->seed, text + start, size), text + start, size, &end, 1);
+    }
+}
+
+size_t sf_word_memory_words(const sf_word_memory *memory, const uint8_t **text, const uint32_t **ends)
+{
+    *text = memory->younger.keys;
+    *ends = memory->younger.ids;
+    return memory->younger.count;
 }
 
 static int may_follow(const uint8_t *pairs, uint8_t left, uint8_t right) { return pairs[(size_t)left << 8 | right]; }

@@ -9,11 +9,21 @@ void sf_word_memory_free(sf_word_memory *memory);
 /* Begins a new generation, forgetting the older one, when the younger holds `room` words or more. */
 void sf_word_memory_turn(sf_word_memory *memory, size_t room);
 
-/* Ids of the words of a text that `n_cuts` offsets cut. The first and the last word, and those that are not known, are
-   gaps: three numbers each, how many ids stand before it, and where it begins and ends in the text. `gaps` has room for
-   n_cuts + 1 of them. Returns the number of ids; a word that finds no room in `ids` is a gap. */
+/* Ids of the words of a text that `n_cuts` offsets cut. Those that are not known are gaps, three numbers each: how many
+   ids stand before it, and where it begins and ends in the text. So are the last word when it may end in white space,
+   and the first unless a text's beginning is like its middle (`whole`). `gaps` has room for n_cuts + 1 of them. Returns
+   the number of ids; a word that finds no room in `ids` is a gap. */
 size_t sf_words_known(sf_word_memory *memory, const uint8_t *text, size_t length, const uint32_t *cuts, size_t n_cuts,
-                      uint32_t *ids, size_t room, uint32_t *gaps, size_t *n_gaps);
+                      int whole, uint32_t *ids, size_t room, uint32_t *gaps, size_t *n_gaps);
+
+/* Puts words of a text that could be known and are not into `asked`, once each, and those of more than `longest` bytes
+   into `beyond`: memories that are used for nothing else. */
+void sf_words_unknown(sf_word_memory *memory, sf_word_memory *asked, sf_word_memory *beyond, size_t longest,
+                      const uint8_t *text, size_t length, const uint32_t *cuts, size_t n_cuts, int whole);
+
+/* The words that sf_words_unknown has put into a memory, one behind the other in the order they came, and where each
+   ends. Returns how many; they stay where they are until more are put there. */
+size_t sf_word_memory_words(const sf_word_memory *memory, const uint8_t **text, const uint32_t **ends);
 
 /* Makes texts of many words, each of at most `room` bytes of words or of one word: a word follows another where `pairs`
    allows a cut between them, or with `glue` in between, which is then a word too. `ends` are the words' offsets in

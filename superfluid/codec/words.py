@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from random import getrandbits
 from string import ascii_letters, digits, punctuation
 from threading import Lock
@@ -25,7 +25,7 @@ from superfluid.link.ids import AT_ONCE as AT_ONCE, Ids, listed, packed as packe
 BLOCK = 8192  # characters of one native call. libllama's pre-tokenizers may recurse per character (a run of 25 000
 # overflows a thread's stack), and its byte fallback is quadratic in the text of a call
 GROUP = 4096  # bytes of unknown words that go into one call
-PARALLEL = 4  # texts from which threads share the work
+PARALLEL = 16  # texts from which threads share the work: on two threads of one core it costs a quarter more of both
 THREADS = min(4, os.cpu_count() or 1)
 REMEMBERED = 16384  # words in each of two generations, and what one call adds
 LONGEST_WORD = 64  # bytes: longer ones rarely come back
@@ -193,7 +193,8 @@ class WordEncoder:
         self._encode = encode
         self._cuts = cuts
         self._table = table
-        self._memory = ffi.gc(lib.sf_word_memory_new(getrandbits(64)), lib.sf_word_memory_free)
+        self._memory = _new_memory()
+        self._whole = not cuts.lead  # a text's beginning encodes like its middle
         self._lock = Lock()  # of the memory
 
     def encode(self, text: str) -> list[int]:
@@ -203,10 +204,7 @@ class WordEncoder:
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text; what is not known of all of them is encoded together."""
         cut = [self._cut(text) for text in texts]
-        missing = dict.fromkeys(
-            word.text[start:end] for word in cut if word is not None for _, start, end in self._known(word)[1][1:-1]
-        )
-        long = self._encode_missing(missing)
+        long = self._encode_missing([words for words in cut if words is not None])
         return [
             cast("list[int]", self._encode(text)) if words is None else self._filled(words, long)
             for text, words in zip(texts, cut, strict=True)
@@ -220,18 +218,18 @@ class WordEncoder:
         return made if made.count else None
 
     def _known(self, words: "_CutText") -> tuple[Any, list[tuple[int, int, int]]]:
-        """The ids of a text's known words, and the gaps between them: ids before it, beginning, end in bytes. The
-        first word begins a text and the last ends one, so neither is another's in a text, and both are gaps."""
-        room = len(words.text)
+        """The ids of a text's known words, and the gaps between them: ids before it, beginning, end in bytes; the last
+        is an empty one at the text's end."""
+        room = size = len(words.text)
         ids = ffi.new("uint32_t[]", room)
         gaps = ffi.new("uint32_t[]", 3 * (words.count + 1))
         n_gaps = ffi.new("size_t *")
         with self._lock:
-            lib.sf_words_known(
-                self._memory, words.text, len(words.text), words.offsets, words.count, ids, room, gaps, n_gaps
+            n_ids = lib.sf_words_known(
+                self._memory, words.text, size, words.offsets, words.count, self._whole, ids, room, gaps, n_gaps
             )
-        numbers = iter(ffi.unpack(gaps, 3 * n_gaps[0]))
-        return ids, list(zip(numbers, numbers, numbers, strict=True))
+        numbers = iter(ffi.unpack(gaps, 3 * n_gaps[0]) if n_gaps[0] else ())
+        return ids, [*zip(numbers, numbers, numbers, strict=True), (n_ids, size, size)]
 
     def _filled(self, words: "_CutText", long: Mapping[bytes, Sequence[int]]) -> list[int]:
         """Ids of a text whose words are known by now, but for those that are not remembered."""
@@ -245,36 +243,51 @@ class WordEncoder:
             word = words.text[start:end]
             if start == 0:
                 out += self._encode(word.decode())
-            else:
+            elif word:
                 out += long.get(word) or self._following(word)
         return listed(out)
 
-    def _encode_missing(self, missing: Iterable[bytes]) -> dict[bytes, Sequence[int]]:
+    def _encode_missing(self, texts: Sequence["_CutText"]) -> dict[bytes, Sequence[int]]:
         """Have unknown words remembered; the ids of those that are too long for that. A word may follow another
         wherever there is a cut, so they are encoded as texts of many."""
-        short: list[bytes] = []
-        long: list[bytes] = []
-        for word in missing:
-            (short if len(word) <= LONGEST_WORD else long).append(word)
-        if short:
+        asked, beyond = _new_memory(), _new_memory()
+        for words in texts:
+            with self._lock:
+                lib.sf_words_unknown(
+                    self._memory,
+                    asked,
+                    beyond,
+                    LONGEST_WORD,
+                    words.text,
+                    len(words.text),
+                    words.offsets,
+                    words.count,
+                    self._whole,
+                )
+        text, ends, n = _words_of(asked)
+        if n:
             with self._lock:
                 lib.sf_word_memory_turn(self._memory, REMEMBERED)
-            groups = list(self._groups(short))
-            for (text, ends), ids in zip(groups, spread(self._following, [text for text, _ in groups]), strict=True):
-                self._learn(text, ends, ids)
+            groups = list(self._groups(text, ends, n))
+            encoded = spread(self._following, [group for group, _ in groups])
+            for (group, group_ends), ids in zip(groups, encoded, strict=True):
+                self._learn(group, group_ends, ids)
+        text, ends, n = _words_of(beyond)
+        long = (
+            [bytes(ffi.buffer(text + start, end - start)) for start, end in pairwise([0, *ffi.unpack(ends, n)])]
+            if n
+            else []
+        )
         return dict(zip(long, spread(self._following, long), strict=True))
 
-    def _groups(self, words: Sequence[bytes]) -> "Iterator[tuple[bytes, array[int]]]":
-        """Texts of the words, and where each word of them ends."""
-        text = b"".join(words)
-        n = len(words)
-        ends = array("I", accumulate(map(len, words)))
-        out = ffi.new("uint8_t[]", len(text) + n * len(GLUE))
+    def _groups(self, text: Any, ends: Any, n: int) -> "Iterator[tuple[bytes, array[int]]]":
+        """Texts of `n` words that stand one behind the other, and where each word of them ends."""
+        out = ffi.new("uint8_t[]", ends[n - 1] + n * len(GLUE))
         out_ends, counts = ffi.new("uint32_t[]", 2 * n), ffi.new("uint32_t[]", n)
         found = lib.sf_words_pack(
             self._cuts.table,
             text,
-            ffi.from_buffer("uint32_t[]", ends),
+            ends,
             n,
             GLUE,
             len(GLUE),
@@ -308,6 +321,17 @@ class WordEncoder:
             at = ends[half - 1]
             for part, part_ends in ((text[:at], ends[:half]), (text[at:], array("I", [e - at for e in ends[half:]]))):
                 self._learn(part, part_ends, self._following(part))
+
+
+def _new_memory() -> Any:
+    return ffi.gc(lib.sf_word_memory_new(getrandbits(64)), lib.sf_word_memory_free)
+
+
+def _words_of(memory: Any) -> tuple[Any, Any, int]:
+    """What sf_words_unknown has put into a memory, which must outlive it: words, their ends, how many."""
+    text, ends = ffi.new("const uint8_t **"), ffi.new("const uint32_t **")
+    n = lib.sf_word_memory_words(memory, text, ends)
+    return text[0], ends[0], n
 
 
 class _CutText:

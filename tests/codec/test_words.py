@@ -116,7 +116,9 @@ def test_known_words_are_not_encoded_again(tokenizer: GgufTokenizer) -> None:
     assert sum(count.sizes) < 1000
     count.sizes.clear()
     words.encode(text)
-    assert sum(count.sizes) < 100
+    assert sum(count.sizes) <= (len("word") if tokenizer.cuts.lead else 0)  # its beginning may be like no other's
+    words.encode(text + " ")
+    assert sum(count.sizes) < 100  # white space at its end is
 
 
 @pytest.mark.parametrize("name", ["deepseek-llm", "gpt-4o", "tekken", "qwen2"])
