@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from superfluid.codec.held_schemas import SchemaRefused, held, on_deep_stack
+from superfluid.codec.panics import is_panic
 
 Json = Any
 
@@ -45,7 +46,9 @@ def _words(schema: Json) -> str | None:
         return "it is nested too deep"
     except SchemaRefused as refused:
         return str(refused)[:LONGEST]
-    except ValueError as error:
+    except BaseException as error:
+        if not (is_panic(error) or isinstance(error, ValueError)):
+            raise
         failed, said = True, [str(error)]
     if not failed:
         return None

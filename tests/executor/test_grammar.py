@@ -207,9 +207,9 @@ def test_a_very_long_constant_is_spelled_piece_by_piece(kind: str) -> None:
 def test_the_index_is_built_before_the_first_grammar() -> None:
     compiler = GrammarCompiler(Vocabulary(TOKENS, frozenset(IDS.values()), STOPS))
     compiler.prepare()
-    index = compiler.__dict__["_tokenizer"]
+    index = compiler.__dict__["_index"]
     compiler.schema("{}")
-    assert compiler.__dict__["_tokenizer"] is index
+    assert compiler.__dict__["_index"] is index
     for none in (None, Vocabulary(TOKENS, frozenset(), frozenset())):
         GrammarCompiler(none).prepare()
 

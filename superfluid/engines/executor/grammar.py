@@ -17,6 +17,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from superfluid.codec.held_schemas import on_deep_stack
+from superfluid.codec.panics import is_panic
 from superfluid.engines.engine import EngineError, Status
 from superfluid.engines.executor.schemas import close_schema
 from superfluid.engines.executor.structural import MARKER_PREFIX, StructuralWriter
@@ -25,6 +26,7 @@ from superfluid.engines.primitives import Vocabulary
 # What one mask may cost, as llguidance counts: its own limits end a lane at an object of some 500 optional properties.
 LIMITS = LLParserLimits(max_items_in_row=50_000, step_max_items=500_000, step_lexer_fuel=2_000_000)
 KEPT = 32  # compiled grammars that wait for the next lane
+LONGEST_TOKEN = 1000  # bytes; at 1024 and some llguidance's index panics
 SPELLED = 1024
 """Characters of a forced text that are spelled for one mask, which needs the first token of them: more than a token
 has, and few, for all that follows is asked for again at the next token."""
@@ -33,7 +35,7 @@ Mask = npt.NDArray[np.uint32]
 
 
 class Matcher:
-    """Where one lane stands in a grammar."""
+    """Where one lane stands in a grammar. One whose native side panicked allows nothing any more."""
 
     def __init__(self, native: Any, stop_bits: Mask, stop_ids: frozenset[int], ends_itself: bool) -> None:
         self._native = native
@@ -46,16 +48,20 @@ class Matcher:
     def mask(self) -> Mask:
         """Bit i: id i may come next. The same array each time; all zero when nothing may, or after an error."""
         native, mask = self._native, self._mask
-        if self._ended or native.is_error():
-            mask.fill(0)
-        elif native.is_stopped():
-            mask[:] = self._stop_bits
-        else:
-            native.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-            if native.is_error():
+        try:
+            if self._ended or native.is_error():
                 mask.fill(0)
-            elif native.is_accepting():
-                mask |= self._stop_bits
+            elif native.is_stopped():
+                mask[:] = self._stop_bits
+            else:
+                native.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+                if native.is_error():
+                    mask.fill(0)
+                elif native.is_accepting():
+                    mask |= self._stop_bits
+        except BaseException as error:
+            self._fail(error)
+            mask.fill(0)
         return mask
 
     def consume(self, token: int) -> bool:
@@ -65,23 +71,66 @@ class Matcher:
         if token in self._stop_ids and self.accepting:
             self._ended = True
             return True
-        return bool(self._native.consume_token(token))
+        return self._ask(lambda native: native.consume_token(token))
+
+    @property
+    def error(self) -> str:
+        """What went wrong; empty while nothing did."""
+        if self._native is _PANICKED:
+            return "the compiler panicked"
+        return str(self._native.get_error()).partition("\n")[0] if self._native.is_error() else ""
 
     @property
     def accepting(self) -> bool:
         """The grammar may end here."""
-        return not self._native.is_error() and bool(self._native.is_accepting())
+        return self._ask(lambda native: not native.is_error() and native.is_accepting())
 
     @property
     def finished(self) -> bool:
         """A schema's grammar of which nothing but the end is left; a structural one never ends by itself."""
-        return self._ends_itself and bool(self._native.is_stopped()) and not self._native.is_error()
+        return self._ends_itself and self._ask(lambda native: native.is_stopped() and not native.is_error())
 
     def fork(self) -> "Matcher":
         """A matcher at the same point that goes its own way."""
-        forked = Matcher(self._native.deep_copy(), self._stop_bits, self._stop_ids, self._ends_itself)
+        try:
+            native = self._native.deep_copy()
+        except BaseException as error:
+            self._fail(error)
+            native = _PANICKED
+        forked = Matcher(native, self._stop_bits, self._stop_ids, self._ends_itself)
         forked._ended = self._ended
         return forked
+
+    def _ask(self, question: Callable[[Any], bool]) -> bool:
+        try:
+            return bool(question(self._native))
+        except BaseException as error:
+            self._fail(error)
+            return False
+
+    def _fail(self, error: BaseException) -> None:
+        if not is_panic(error):
+            raise error
+        self._native = _PANICKED
+
+
+class _Panicked:
+    """Stands for a native matcher that panicked: its locks may be held for ever."""
+
+    def is_error(self) -> bool:
+        return True
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def consume_token(self, token: int) -> bool:
+        return False
+
+    def deep_copy(self) -> "_Panicked":
+        return self
+
+
+_PANICKED = _Panicked()
 
 
 class Grammar:
@@ -110,7 +159,7 @@ class GrammarCompiler:
         """Build the index now, if there can be grammars: a fifth of a second for 49 000 tokens, which no lane should
         wait for. A vocabulary that has none is told of by the first grammar."""
         if self._vocabulary is not None and self._vocabulary.eos:
-            with contextlib.suppress(TypeError, ValueError):
+            with contextlib.suppress(EngineError):
                 self._tokenizer  # noqa: B018
 
     def schema(self, json_text: str) -> Grammar:
@@ -171,7 +220,11 @@ class GrammarCompiler:
         native = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if native.is_error():
             raise EngineError(Status.RejectBadStruct, f"the grammar does not compile: {native.get_error()}")
-        return Grammar(Matcher(native, self._stop_bits, vocabulary.eos, ends_itself))
+        start = Matcher(native, self._stop_bits, vocabulary.eos, ends_itself)
+        probe = start.fork()
+        if not probe.mask().any():  # else the reply would find out
+            raise EngineError(Status.RejectBadStruct, f"the grammar allows nothing: {probe.error or 'not one token'}")
+        return Grammar(start)
 
     @cached_property
     def _stop_bits(self) -> Mask:
@@ -186,12 +239,25 @@ class GrammarCompiler:
         vocabulary = self._usable()
         return StructuralWriter(_markers(vocabulary.token_bytes), vocabulary.eos)
 
-    @cached_property
+    @property
     def _tokenizer(self) -> Any:
+        """The index. Raises EngineError -127 when there can be none."""
+        made = self._index
+        if isinstance(made, EngineError):
+            raise EngineError(made.status, made.reason)
+        return made
+
+    @cached_property
+    def _index(self) -> Any:
         vocabulary = self._usable()
         speller = _Speller(vocabulary)
-        made = LLTokenizer(TokenizerWrapper(speller), len(speller.tokens), sorted(vocabulary.eos), None)
-        speller.spell = vocabulary.encode or made.greedy_tokenize
+        try:
+            made = LLTokenizer(TokenizerWrapper(speller), len(speller.tokens), sorted(vocabulary.eos), None)
+        except BaseException as error:
+            if not (is_panic(error) or isinstance(error, TypeError | ValueError)):
+                raise
+            return EngineError(Status.Unsupported, f"grammars cannot be held over this vocabulary: {error}")
+        speller.greedy = made.greedy_tokenize
         return made
 
 
@@ -200,7 +266,9 @@ def _made(make: Callable[[str], Grammar], text: str) -> Grammar | EngineError:
         return make(text)
     except EngineError as error:
         return error.with_traceback(None)
-    except (RecursionError, TypeError, ValueError) as error:  # whatever a client sent, the worker goes on
+    except BaseException as error:  # whatever a client sent, the worker goes on
+        if not (is_panic(error) or isinstance(error, RecursionError | TypeError | ValueError)):
+            raise
         return EngineError(Status.RejectBadStruct, f"the grammar does not compile: {error}")
 
 
@@ -210,15 +278,32 @@ class _Speller:
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.tokens = list(vocabulary.token_bytes)
+        self.tokens = [
+            _short(i, data) if len(data) > LONGEST_TOKEN else data for i, data in enumerate(vocabulary.token_bytes)
+        ]
         self.eos_token_id = min(vocabulary.eos)
         self.special_token_ids = [i for i, data in enumerate(self.tokens) if data.startswith(MARKER_PREFIX)]
-        self.spell: Callable[[str], list[int]] | None = None
+        self.greedy: Callable[[str], list[int]] | None = None  # none yet: it tries a text when it is made
+        self._encode = vocabulary.encode
+        self._left_out = {i for i, data in enumerate(vocabulary.token_bytes) if data and not self.tokens[i]}
 
     def __call__(self, text: str) -> list[int]:
         if not isinstance(text, str):
             raise TypeError("text, not bytes")  # how llguidance finds out what it may pass
-        return self.spell(text[:SPELLED]) if self.spell is not None else []  # none yet: it tries a text when it is made
+        if self.greedy is None:
+            return []
+        if self._encode is not None:
+            with contextlib.suppress(Exception):  # it would come out as a panic
+                spelled = self._encode(text[:SPELLED])
+                if self._left_out.isdisjoint(spelled):
+                    return spelled
+        return self.greedy(text[:SPELLED])
+
+
+def _short(token: int, data: bytes) -> bytes:
+    """What stands for a token that is too long for the index: nothing, so that grammars never allow it; a marker, which
+    they know by its id, has a name."""
+    return MARKER_PREFIX + str(token).encode() if data.startswith(MARKER_PREFIX) else b""
 
 
 def _markers(token_bytes: Iterable[bytes]) -> dict[str, int]:
