@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from superfluid.codec.channels import REASONING
+from superfluid.codec.channels import REASONING, TEXT
 from superfluid.codec.codec import Codec
 from superfluid.codec.dialects import atem
 from superfluid.codec.dialects.dialect import ConversationRefused
@@ -115,8 +115,11 @@ CUTS = st.lists(st.integers(1, 400), max_size=10)
 def test_any_split_gives_the_same_reply(name: str, thinking: bool, opened: Callable[[str], Codec]) -> None:
     codec = opened(name)
     before = thought(codec) if thinking else []
-    if thinking and not before:
-        pytest.skip("no reasoning channel")
+    if thinking and not before:  # no reasoning channel: what other families open a thought with opens none here
+        assert all(pair.channel != REASONING for pair in codec.dialect.pairs)
+        openers = [*THINKING.values(), "<think>", "<think>\n", "<|think|>", "[THINK]", "<seed:think>"]
+        assert {codec.start_channel(codec.tokenizer.encode(opener)) for opener in openers} == {TEXT}
+        return
     assert codec.start_channel(before) == (REASONING if thinking else 0)
 
     @settings(max_examples=25, deadline=None, database=None)
