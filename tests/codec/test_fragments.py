@@ -190,3 +190,24 @@ def test_long_calls_take_linear_time() -> None:
         read.feed("yyyy")
         assert len(read._scanner._pending) < 32  # type: ignore[attr-defined]
     assert read.feed("\n</parameter>\n<")[0].arguments == '{"s":"' + "y" * 80_000 + '"'
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        (r"\ud800", "\ufffd"),
+        (r"\ud800x\udc00", "\ufffdx\ufffd"),
+        (r"\ud83d\ude00", "\U0001f600"),
+        (r"\uD83D\ud83d\uDE00", "\ufffd\U0001f600"),
+        (r"\ud800\n\u00e9", "\ufffd\n\u00e9"),
+    ],
+)
+@pytest.mark.parametrize("cut", [False, True])
+def test_half_a_surrogate_pair_is_no_text(written: str, sent: str, cut: bool) -> None:
+    text = f'{{"name": "f", "arguments": {{"a": "{written}' + ("" if cut else '"}}')
+    for size in (1, 3, len(text)):
+        calls, unread, _ = stream(JsonWire(), [text[at : at + size] for at in range(0, len(text), size)])
+        assert not unread
+        arguments = calls[0][1]
+        arguments.encode()
+        assert json.loads(arguments) == {"a": sent}

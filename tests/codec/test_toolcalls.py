@@ -141,6 +141,8 @@ def json_call(text: str, tools: ToolSchemas = NO_TOOLS) -> list[tuple[str, Any]]
         ('{"name": "f", "arguments": "no json"}', None),
         ('{"type": "function", "function": {"name": "f", "input": {"a": 1}}}', [("f", {"a": 1})]),
         ('[{"name": "f"}, {"tool_name": "g", "parameters": {"x": 2}}]', [("f", {}), ("g", {"x": 2})]),
+        ('{"name": "", "tool_name": " g ", "args": {}}', [("g", {})]),
+        ('{"name": null, "tool_name": "g"}', [("g", {})]),
         ('[{"name": "f"}, {"no": 1, "call": 2}]', [("f", {})]),
         ('{"name": "", "arguments": {}}', None),
         ('{"name": "f", "arguments": {"a": ', None),

@@ -20,6 +20,9 @@ from superfluid.codec.toolcalls.wires import DelimitedWire, JsonWire, Llama3Wire
 NAME_KEYS = ("name", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters")
 _IN_STRING = re.compile(r'[^"\\]*')
+_HIGH_HALF = re.compile(r"\\u[dD][89abAB]")
+_LOW_HALF = re.compile(r"\\u[dD][c-fC-F]")
+REPLACED = "\\ufffd"
 _BLANK = " \t\r\n"
 
 
@@ -100,7 +103,8 @@ class JsonReader(CallReader):
         self._read = 0  # characters so far
         self._closers: list[str] = []  # of the brackets that are open, the object's own first
         self._string: list[str] | None = None  # pieces of the string that is open
-        self._escaped = False  # a backslash waits for what it escapes
+        self._escape = ""  # a backslash and what it escapes, as far as it has come
+        self._half = ""  # the escaped first half of a surrogate pair
         self._key = ""
         self._name: str | None = None
         self._bare = False  # in a number or a literal of the object itself
@@ -133,23 +137,44 @@ class JsonReader(CallReader):
     def _in_string(self, text: str, at: int) -> int:
         """Read on in the open string; characters read."""
         assert self._string is not None
-        if self._escaped:
-            self._escaped = False
-            self._keep("\\" + text[at])
+        if self._escape and not (len(self._escape) > 1 and text[at] == '"'):
+            self._escape += text[at]
+            if len(self._escape) == 6 or (len(self._escape) == 2 and text[at] != "u"):
+                self._escaped(self._escape)
+                self._escape = ""
             return 1
         match = _IN_STRING.match(text, at)
         assert match is not None
         if plain := match[0]:
-            self._keep(plain)
+            self._keep(self._cut_half() + plain)
             return len(plain)
         if text[at] == "\\":
-            self._escaped = True
+            self._escape = "\\"
             return 1
-        self._keep('"')
+        self._keep(self._cut_half() + self._escape + '"')
+        self._escape = ""
         written, self._string = "".join(self._string), None
         if len(self._closers) == 1:
             self._string_ended(written)
         return 1
+
+    def _escaped(self, escape: str) -> None:
+        """A whole escape. Half a surrogate pair is no text, and becomes what the whole call's reading makes of it."""
+        low = _LOW_HALF.match(escape) is not None
+        if self._half and low:
+            self._keep(self._half + escape)
+            self._half = ""
+            return
+        self._keep(self._cut_half())
+        if _HIGH_HALF.match(escape):
+            self._half = escape
+        else:
+            self._keep(REPLACED if low else escape)
+
+    def _cut_half(self) -> str:
+        """What stands for the first half of a pair whose second does not come."""
+        replaced, self._half = REPLACED if self._half else "", ""
+        return replaced
 
     def _keep(self, text: str) -> None:
         assert self._string is not None
@@ -254,7 +279,8 @@ class JsonReader(CallReader):
             return Verdict([Fragment(0, None, calls[0].arguments_json), *more], [])
         rest = ""
         if not self._complete:
-            rest = ('"' if self._string is not None else "") + "".join(reversed(self._closers[1:]))
+            ending = self._cut_half() + '"' if self._string is not None else ""
+            rest = ending + "".join(reversed(self._closers[1:]))
         try:
             same = strict_loads("".join(self._sent) + rest) == strict_loads(calls[0].arguments_json)
         except NotJson:

@@ -95,14 +95,15 @@ def _call_of(value: Json, tools: ToolSchemas, cut: bool) -> ToolCall | None:
     if isinstance(value.get("function"), Mapping):
         value = value["function"]
     arguments: Json = {}
-    named = value.get("name", value.get("tool_name"))
-    if isinstance(named, str) and named.strip():
+    names = (value.get("name"), value.get("tool_name"))
+    named = next((name.strip() for name in names if isinstance(name, str) and name.strip()), None)
+    if named is not None:
         given = next((k for k in _ARGUMENTS if k in value), None)
         if given is not None:
             arguments = value[given]
         elif cut:
             return None
-        name = named.strip()
+        name = named
     elif len(value) == 1 and (name := next(iter(value))) in tools:
         arguments = value[name]
     else:
