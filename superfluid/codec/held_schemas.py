@@ -5,12 +5,12 @@ would round, overflow on, or take too long over is stated otherwise here, or ref
 """
 
 import math
-import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from superfluid.codec.held_patterns import restated
 from superfluid.codec.inhabited import Endless
 from superfluid.codec.schema_tree import (
     BY_NAME,
@@ -23,6 +23,7 @@ from superfluid.codec.schema_tree import (
     is_pointer,
     target,
 )
+from superfluid.codec.tried_patterns import LARGE, MOST_LARGE, try_string
 
 Json = Any
 T = TypeVar("T")
@@ -42,7 +43,6 @@ _STACK_LOCK = threading.Lock()  # the size of stacks is the process's
 WHITESPACE = "whitespace_pattern"  # all of the compiler's own options that a client may set
 
 _SIDES = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
-_CONTROLS = "".join(map(chr, range(32)))
 
 
 def held(schema: Json) -> Json:
@@ -52,7 +52,7 @@ def held(schema: Json) -> Json:
         endless = Endless(schema)
         if schema in endless:
             raise SchemaRefused(f'no value satisfies it: "$ref": "{endless.reference()[:80]}" leads back to itself')
-        made = _restated(schema, "#", endless)
+        made = _Restating(endless).of(schema, "#")
     except RecursionError:
         raise SchemaRefused("it is nested too deep") from None
     guidance = schema.get(GUIDANCE) if isinstance(schema, Mapping) else None
@@ -130,34 +130,55 @@ class _Reach:
         return None
 
 
-def _restated(schema: Json, place: str, endless: Endless) -> Json:
-    if isinstance(schema, list):
-        return [_restated(member, f"{place}/{index}", endless) for index, member in enumerate(schema)]
-    if not isinstance(schema, Mapping):
-        return schema
-    if schema in endless:
-        return False
-    made: dict[str, Json] = {}
-    for key, value in schema.items():
-        here = f"{place}/{escaped(key)}"
-        if key == GUIDANCE:
-            continue
-        if key in BY_NAME and isinstance(value, Mapping):
-            patterns = key == "patternProperties"
-            made[key] = {
-                _pattern(name) if patterns else name: _restated(found, f"{here}/{escaped(name)}", endless)
-                for name, found in value.items()
-            }
-        elif key in VALUES:
-            if key in ("const", "enum"):
-                _spellable(value, here)
-            made[key] = value
-        elif key == "pattern" and isinstance(value, str):
-            made[key] = _pattern(value)
-        else:
-            made[key] = _restated(value, here, endless)
-    _bound(made, place)
-    return made
+class _Restating:
+    """A document in the words of the compiler."""
+
+    def __init__(self, endless: Endless) -> None:
+        self._endless = endless
+        self._large = 0  # patterns that were tried
+
+    def of(self, schema: Json, place: str) -> Json:
+        if isinstance(schema, list):
+            return [self.of(member, f"{place}/{index}") for index, member in enumerate(schema)]
+        if not isinstance(schema, Mapping):
+            return schema
+        if schema in self._endless:
+            return False
+        made: dict[str, Json] = {}
+        for key, value in schema.items():
+            here = f"{place}/{escaped(key)}"
+            if key == GUIDANCE:
+                continue
+            if key in BY_NAME and isinstance(value, Mapping):
+                named = {name: self.of(found, f"{here}/{escaped(name)}") for name, found in value.items()}
+                made[key] = self._by_pattern(named) if key == "patternProperties" else named
+            elif key in VALUES:
+                if key in ("const", "enum"):
+                    _spellable(value, here)
+                made[key] = value
+            elif key == "pattern" and isinstance(value, str):
+                made[key] = self._pattern(value, schema)
+            else:
+                made[key] = self.of(value, here)
+        _bound(made, place)
+        return made
+
+    def _pattern(self, pattern: str, beside: Mapping[str, Json]) -> str:
+        made = restated(pattern)
+        if made.weight > LARGE:
+            self._large += 1
+            if self._large > MOST_LARGE:
+                raise SchemaRefused(f"more than {MOST_LARGE} patterns of over {LARGE} states")
+            try_string({**beside, "pattern": made.text}, pattern)
+        return made.text
+
+    def _by_pattern(self, schemas: Mapping[str, Json]) -> dict[str, Json]:
+        """Schemas by restated patterns; those of one that was said in several ways all hold."""
+        made: dict[str, Json] = {}
+        for pattern, schema in schemas.items():
+            text = self._pattern(pattern, {})
+            made[text] = {"allOf": [made[text], schema]} if text in made else schema
+        return made
 
 
 def _spellable(value: Json, place: str) -> None:
@@ -218,34 +239,3 @@ def _bound_reals(schema: dict[str, Json], bounds: Mapping[str, float]) -> None:
 
 def _is_number(value: Json) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-_CLASS = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]", re.DOTALL)
-_NUL = re.compile(r"\0|\\0|\\[xu]\{0+\}|\\x00|\\u0000")
-
-
-def _pattern(pattern: str) -> str:
-    """A pattern whose classes hold in a JSON text: where every control character may come but not the quote, or not the
-    backslash, the compiler allows the escapes of those too, so U+0000 may not come there."""
-    if not any(_misread(found, _CONTROLS) for found in _classes(pattern)):
-        return pattern
-    if _NUL.search(_CLASS.sub(lambda found: "" if found[0][0] == "[" else found[0], pattern)):
-        raise SchemaRefused(f"the pattern {pattern[:80]!r} has U+0000 beside a class without a quote or backslash")
-    return _CLASS.sub(lambda found: f"[{found[0]}&&[^\\x00]]" if _misread(found[0], "\0") else found[0], pattern)
-
-
-def _classes(pattern: str) -> Iterator[str]:
-    return (found[0] for found in _CLASS.finditer(pattern))
-
-
-def _misread(text: str, controls: str) -> bool:
-    """Whether a class has all of `controls`, but not both the quote and the backslash."""
-    if not text.startswith("["):
-        return False
-    if "[" in text[1:] or "&&" in text:
-        return True  # sets in sets are read differently here
-    try:
-        matches = re.compile(text).match
-    except re.error:
-        return True  # what only the compiler can read
-    return all(map(matches, controls)) and not (matches('"') and matches("\\"))

@@ -71,6 +71,28 @@ def test_what_cannot_be_held_is_refused_by_name(schema: Any, words: str) -> None
         held(schema)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "pattern": "^" + "a?" * 1000 + "$"},
+        {"type": "string", "pattern": "^(a?){1,1000}a{1000}$"},
+        {"type": "string", "pattern": "^(a{100,200}){10}$"},
+        {"type": "object", "properties": {"a": {"items": {"pattern": "^(a{100,200}){10}$"}}}},
+        {"type": "object", "patternProperties": {"^(a{100,200}){10}$": {}}},
+    ],
+)
+def test_a_pattern_that_no_lane_could_follow_is_refused(schema: Any) -> None:
+    """It compiles, and the first mask over it fails."""
+    with pytest.raises(SchemaRefused, match=r"the pattern '\^.*' takes too much to be held"):
+        held(schema)
+
+
+def test_many_large_patterns_are_refused_before_they_are_tried() -> None:
+    large = {f"p{n}": {"pattern": f"^(a{{20}}b){{{n + 5}}}$"} for n in range(60)}
+    with pytest.raises(SchemaRefused, match="more than 50 patterns of over 100 states"):
+        held({"properties": large})
+
+
 def test_what_can_be_held_is_not_refused() -> None:
     assert not compiled(chain(300, "ref")).is_error()
     names = [f"p{n}" for n in range(2 * MAX_OPTIONAL)]
@@ -125,7 +147,6 @@ def test_bounds_of_numbers_are_held() -> None:
         "^[\n\t\u0000-\u001f]{3}$",
         r'^[^\]"]{2}$',
         r'^([^"]|[\x00-\x04])+$',
-        '^[^]"]$',
     ],
 )
 def test_classes_without_a_quote_do_not_let_its_escape_pass(pattern: str) -> None:
@@ -144,10 +165,18 @@ def test_classes_without_a_quote_do_not_let_its_escape_pass(pattern: str) -> Non
             assert re.search(pattern, json.loads(text)), bytes(text)
 
 
-def test_classes_that_only_the_compiler_reads() -> None:
-    for pattern in (r'^[^[:alpha:]"]$', r'^[^\p{L}"]$'):
-        grammar = compiled({"type": "string", "pattern": pattern})
-        assert takes(grammar, '"1"') and not takes(grammar, r'"\""') and not takes(grammar, '"a"')
+def test_properties_of_characters() -> None:
+    grammar = compiled({"type": "string", "pattern": r'^[^\p{L}"]$'})
+    assert takes(grammar, '"1"') and not takes(grammar, r'"\""') and not takes(grammar, '"a"')
+    greek = compiled({"type": "string", "pattern": r"^\p{Script=Greek}\P{L}\p{Cc}$"})
+    assert takes(greek, '"\u03b1\\"\\n"') and takes(greek, '"\u03b1!\\n"')
+    assert not takes(greek, '"a!\\n"') and not takes(greek, '"\u03b1b\\n"') and not takes(greek, '"\u03b1!\\""')
+
+
+def test_two_ways_of_saying_a_pattern_both_hold() -> None:
+    schema = {"type": "object", "patternProperties": {r"^\d$": {"type": "integer"}, "^[0-9]$": {"minimum": 5}}}
+    made = held(schema)
+    assert made["patternProperties"] == {"^[0-9]$": {"allOf": [{"type": "integer"}, {"minimum": 5}]}}
 
 
 def test_guidance_is_whitespace_alone() -> None:

@@ -18,13 +18,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from superfluid.codec.held_schemas import on_deep_stack
 from superfluid.codec.panics import is_panic
+from superfluid.codec.tried_patterns import COMPILER_LIMITS
 from superfluid.engines.engine import EngineError, Status
 from superfluid.engines.executor.schemas import close_schema
 from superfluid.engines.executor.structural import MARKER_PREFIX, StructuralWriter
 from superfluid.engines.primitives import Vocabulary
 
-# What one mask may cost, as llguidance counts: its own limits end a lane at an object of some 500 optional properties.
-LIMITS = LLParserLimits(max_items_in_row=50_000, step_max_items=500_000, step_lexer_fuel=2_000_000)
+LIMITS = LLParserLimits(**COMPILER_LIMITS)
 KEPT = 32  # compiled grammars that wait for the next lane
 LONGEST_TOKEN = 1000  # bytes; at 1024 and some llguidance's index panics
 SPELLED = 1024
