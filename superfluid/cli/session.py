@@ -62,7 +62,7 @@ def inspect(session: int, as_json: bool, include_content: bool, socket: Path | N
     with reached(socket) as client:
         inspection = client.get(session).inspect()
     if as_json:
-        click.echo(json.dumps(postcard.to_json(inspection), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(postcard.to_json(inspection), indent=2, ensure_ascii=False, default=list))
     else:
         click.echo("\n".join([*summary(inspection), *event_lines(inspection.events, include_content)]))
 

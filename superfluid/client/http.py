@@ -13,7 +13,7 @@ import orjson
 
 from superfluid.client.errors import Misuse, UnexpectedReply
 from superfluid.client.wire import Wire
-from superfluid.link import postcard, session_api as api
+from superfluid.link import ids, postcard, session_api as api
 from superfluid.link.events import Event, Generated, ToolParseFailure, ToolUse
 
 RPC, STREAM = "/web/rpc", "/web/stream"
@@ -58,7 +58,7 @@ def json_of(request: api.Request) -> bytes:
     """A request in its JSON form. Raises Misuse for one that does not encode or is over 64 MiB."""
     try:
         postcard.encode(request)  # the types and ranges of its fields
-        body = orjson.dumps(postcard.to_json(request))
+        body = orjson.dumps(postcard.to_json(request), default=ids.json_of)
     except (postcard.PostcardError, TypeError, ValueError) as error:
         raise Misuse(str(error)) from error
     if len(body) > api.MAX_FRAME:

@@ -21,7 +21,7 @@ from superfluid.link.linkw import SamplingParams
 from superfluid.scheduler.admission import ContextExceeded
 from superfluid.scheduler.classes import Class
 from superfluid.scheduler.generation import Generation, Job
-from superfluid.sessions import errors, rebase, rules
+from superfluid.sessions import errors, rebase, records, rules
 from superfluid.sessions.session import Session
 from superfluid.sessions.store import Record, now_unix_ms
 from superfluid.sessions.subscriptions import Subscription
@@ -33,6 +33,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 READ_AT_ONCE = 256  # events that are decoded without a break: a few milliseconds
+LONG = 1 << 20  # bytes of records: to decode more takes milliseconds
 TOOLS_KEPT = 1024  # sessions whose tools are not read from the log again
 PER_MESSAGE = frozenset({"chatml", "atem", "raw"})  # dialects whose turns do not depend on what came before them
 
@@ -126,11 +127,18 @@ class Sessions:
     async def read(self, session: int, cursor: int) -> list[ev.Event]:
         """Events from `cursor` on, to the last; other tasks have their turns while a long session is read."""
         events: list[ev.Event] = []
-        while part := self._store.session(session).events(cursor + len(events), READ_AT_ONCE):
+        version = self._store.version
+        while (found := self._store.session(session)).n_events > (at := cursor + len(events)):
+            payloads = found.payloads(at, READ_AT_ONCE)
+            if payloads is None:
+                part = found.events(at, READ_AT_ONCE)
+            elif sum(map(len, payloads)) > LONG:
+                part = await trio.to_thread.run_sync(records.events, payloads, version)
+            else:
+                part = records.events(payloads, version)
             events += part
-            if len(part) < READ_AT_ONCE:
-                break
-            await trio.lowlevel.checkpoint()
+            if len(part) == READ_AT_ONCE:
+                await trio.lowlevel.checkpoint()
         return events
 
     def session_ids(self) -> list[int]:

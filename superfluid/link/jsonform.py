@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from superfluid.link.errors import PostcardError
+from superfluid.link.ids import Ids
 from superfluid.link.schema import (
     Blob,
     Bool,
@@ -74,7 +75,7 @@ def _writer(wire: Wire) -> Writer:
         case Blob():
             return list
         case Span():
-            return lambda value: value.tolist() if hasattr(value, "tolist") else list(value)
+            return _ids
         case Many(item):
             to = _writer(item)
             return lambda value: [to(v) for v in value]
@@ -88,6 +89,13 @@ def _writer(wire: Wire) -> Writer:
             return lambda value: members(value).name
         case Struct(cls) | Union(cls):
             return lambda value: writer_of(cls)(value)
+
+
+def _ids(value: Any) -> Any:
+    """A list, or an Ids, for which `orjson.dumps` is given `ids.json_of`."""
+    if isinstance(value, Ids):
+        return value
+    return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
 def shortest_f32(value: float) -> float | None:

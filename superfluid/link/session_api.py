@@ -6,9 +6,11 @@ JSON key without it.
 
 from typing import Annotated
 
-from superfluid.link import events
+import orjson
+
+from superfluid.link import events, ids
 from superfluid.link.events import BLOCK_KINDS, CHAT_ROLES, Descendants, Edit, Event, GenParams, Role
-from superfluid.link.postcard import MAY_BE_MISSING, U8, U32, U64, Bytes16, Choice, Tokens, message, variant
+from superfluid.link.postcard import MAY_BE_MISSING, U8, U32, U64, Bytes16, Choice, Tokens, message, to_json, variant
 
 MAX_FRAME = 64 * 1024 * 1024
 
@@ -466,3 +468,8 @@ def is_long(response: Response) -> bool:
     if isinstance(response, EventsResponse):
         return any(events.is_long(event.body) for event in response.events)
     return isinstance(response, InspectionResponse) and len(response.inspection.tokens) > events.LONG
+
+
+def json_text(message: Response | Event) -> bytes:
+    """The JSON text of a response or an event."""
+    return orjson.dumps(to_json(message), default=ids.json_of)

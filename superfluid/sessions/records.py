@@ -4,6 +4,7 @@ A frame is the payload's length (u32 LE), its XXH3-64 (u64 LE) and the payload: 
 2) and body, postcard. Bytes after the body are ignored.
 """
 
+from collections.abc import Iterable
 from enum import IntEnum
 from functools import lru_cache
 from mmap import mmap
@@ -133,6 +134,11 @@ def event(payload: bytes, version: int) -> tuple[int, Event]:
     """The session and the event of one payload that the scan took."""
     session, told, position = head(payload, version)
     return session, Event(*told, decode(Body, payload, position))
+
+
+def events(payloads: Iterable[bytes], version: int) -> list[Event]:
+    """The events of payloads that the scan took."""
+    return [event(payload, version)[1] for payload in payloads]
 
 
 def bumps(

@@ -137,8 +137,8 @@ def tool_history(store: Store, session: int, content: str, turn: Span | None, di
 
 def _after_lead(target: Session, turn: Span, dialect: Dialect) -> list[int]:
     ahead = lead(target.whole_ahead(), dialect)
-    if isinstance(turn, array):
-        return cast("list[int]", array("I", ahead) + turn)  # a long one stays packed
+    if isinstance(turn, array):  # a long one stays packed
+        return cast("list[int]", array("I", ahead) + turn if ahead else turn)
     return [*ahead, *turn]
 
 

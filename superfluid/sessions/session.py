@@ -170,6 +170,13 @@ class Session:
         end = self.durable.n_events
         return self._read(cursor, end if most is None else min(end, cursor + most))
 
+    def payloads(self, cursor: int, most: int) -> list[bytes] | None:
+        """What `events` decodes (see `records.events`), when none of it is inherited."""
+        if cursor < self.fork_at:
+            return None
+        end = min(self.durable.n_events, cursor + most)
+        return list(self._store.read_payloads(self.frames[cursor - self.fork_at : end - self.fork_at]))
+
     def tokens(self) -> Stream:
         """The token stream: a read-only uint32 view that stays as it is when the session grows."""
         stream = self.stream()[: self.durable.n_tokens]

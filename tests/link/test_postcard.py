@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from superfluid.link import events, linkw, session_api
+from superfluid.link.ids import packed
 from superfluid.link.postcard import (
     F32,
     F64,
@@ -404,3 +405,12 @@ def test_very_many_ids_of_a_span() -> None:
     found, end = decode_tokens(encode_tokens(ids), 0)
     assert found == ids
     assert encode_tokens(found)[:end] == encode_tokens(ids)
+
+
+def test_very_many_ids_in_json() -> None:
+    ids = list(range((1 << 16) + 2))
+    event = events.Event(0, 1, 2, events.Message(1, "x", packed(ids)))
+    told = json.loads(session_api.json_text(event))
+    assert told["body"]["Message"]["span"] == ids
+    assert from_json(events.Event, told) == event
+    assert json.loads(session_api.json_text(session_api.CommittedResponse(event)))["Committed"]["event"] == told

@@ -10,12 +10,13 @@ from typing import Any
 import hypercorn.protocol.h11
 import trio
 from hypercorn.protocol.events import Body, Data, Event, Request, StreamClosed
-from hypercorn.protocol.ws_stream import WSStream
+from hypercorn.protocol.ws_stream import ASGIWebsocketState, WSStream
 from wsproto.connection import ConnectionState
 from wsproto.events import CloseConnection, Message, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
 
 MOST_FRAME = 16 * 1024 * 1024  # bytes of one frame; a longer message comes in several
+PIECE = 1 << 20  # characters of one frame that is sent
 QUIET = 0.25  # seconds without a byte after which a refused client has heard, and its connection ends
 LINGER = 5.0  # seconds that one may go on sending: closed before, the system would take our close frame back
 
@@ -58,8 +59,24 @@ class Stream(WSStream):  # type: ignore[misc]
             self._over = True
             for scope in self._puts:
                 scope.cancel()
-        if not self._refused:
+        if self._refused:
+            return
+        if (
+            message is not None
+            and len(message.get("text") or "") > PIECE
+            and self.state is ASGIWebsocketState.CONNECTED
+        ):
+            await self._send_in_pieces(message["text"])
+        else:
             await super().app_send(message)
+
+    async def _send_in_pieces(self, text: str) -> None:
+        """A long message as several frames, so that other connections have their turns between them."""
+        for at in range(0, len(text), PIECE):
+            if self.closed or self._refused:
+                return
+            piece = TextMessage(text[at : at + PIECE], message_finished=at + PIECE >= len(text))
+            await self._send_wsproto_event(piece)
 
     async def _handle_events(self) -> None:
         for event in self.connection.events():

@@ -77,6 +77,9 @@ async def rpc(web: Web) -> Response:
     async with trio.open_nursery() as nursery:
         await Connection(web.daemon, nursery, keep, client=RPC).handle(asked)
     (reply,) = replies
+    if api.is_long(reply):
+        text = await trio.to_thread.run_sync(api.json_text, reply)
+        return Response(text, content_type="application/json")
     body = postcard.to_json(reply)
     if isinstance(reply, api.ThrottledResponse):
         wait = max(LEAST_RETRY, math.ceil(reply.retry_after_ms / 1000))

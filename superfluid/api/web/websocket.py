@@ -73,16 +73,18 @@ class Events:
     def text(self, event: Event) -> str:
         found = self._texts.get(id(event))
         if found is None:
-            found = self._texts[id(event)] = event, orjson.dumps(postcard.to_json(event)).decode()
+            found = self._texts[id(event)] = event, api.json_text(event).decode()
             if len(self._texts) > REMEMBERED:
                 self._texts.popitem(last=False)
         return found[1]
 
-    def reply(self, response: api.Response) -> str:
-        """The text frame of a response."""
+    async def reply(self, response: api.Response) -> str:
+        """The text frame of a response; of a long one it is made off the event loop."""
+        if api.is_long(response):
+            return await trio.to_thread.run_sync(lambda: api.json_text(response).decode())
         if isinstance(response, api.SubEventResponse):
             return f'{{"SubEvent":{{"sub":{response.sub},"event":{self.text(response.event)}}}}}'
-        return orjson.dumps(postcard.to_json(response)).decode()
+        return api.json_text(response).decode()
 
 
 async def refuse(send: Send, error: WebRefusal) -> None:
@@ -124,7 +126,8 @@ async def serve_websocket(
     async with trio.open_nursery() as nursery:
 
         async def reply(*responses: api.Response) -> None:
-            for text in map(events.reply, responses):
+            for response in responses:
+                text = await events.reply(response)
                 await replies.put(text, len(text))
 
         async def read() -> None:
