@@ -16,6 +16,9 @@ def write_scripted(shared: Path, name: str, path: Path, context: int = 4096) -> 
     assert spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
+    # a call in pieces, so that a limit may cut it anywhere
+    pieces = ["<tool_call>", '\n{"name": "get_weather", ', '"arguments": {"city": ', '"Par', 'is"}}\n', "</tool_call>"]
+    tool.SCRIPTS["split_tool"] = ("tools", [*pieces, tool.END])
     tool.write(path, name, context)
     return path
 

@@ -103,8 +103,8 @@ class Wakes(Turns):
                 if subscription.waits:
                     subscription.wake()
             await trio.lowlevel.checkpoint()
-        busy = True
-        while busy and any(not one.waits and one.reason is None for one in woken):
+        busy, longest = True, trio.current_time() + self.longest  # and nobody waits longer for one who does not read
+        while busy and trio.current_time() < longest and any(not one.waits and one.reason is None for one in woken):
             before = time.thread_time()
             await trio.sleep(WEB_LOOK)
             busy = time.thread_time() - before > WEB_LOOK / 4  # else the rest wait for who reads them

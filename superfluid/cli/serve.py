@@ -51,7 +51,7 @@ def run_serve(bare: tuple[str, ...], models: tuple[str, ...], verbose: bool, **f
     meta = click.get_current_context().meta
     for notice in meta["notices"]:
         say(notice)
-    return start(ServeOptions(models=(*models, *bare), runtime_options=meta["runtime_options"], **flags))
+    return start(ServeOptions(models=(*bare, *models), runtime_options=meta["runtime_options"], **flags))
 
 
 command = ServeCommand("serve", params=FLAGS, callback=run_serve, help=run_serve.__doc__, context_settings=HELP_FLAGS)

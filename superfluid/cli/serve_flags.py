@@ -37,7 +37,7 @@ FLAGS: list[click.Parameter] = [
         group="Model",
         multiple=True,
         metavar="PATH",
-        help="A model file; repeatable. The first is the default; none: the demo model.",
+        help="A model file; repeatable. The first is the default, a bare MODEL before these; none: the demo model.",
     ),
     Option(
         ["--runtime"],

@@ -14,6 +14,9 @@ from superfluid.client.errors import Misuse, Refused, Throttled, UnexpectedReply
 from superfluid.client.turns import WHOLE_WINDOW, ChatMessage, Reply, ToolCall, conversation
 from superfluid.link import events as ev, session_api as api
 
+OF_REPLY = (ev.GenerationPrompt, ev.Generated, ev.ToolUse, ev.ToolParseFailure)
+OF_INPUT = (ev.Message, ev.ToolResult, ev.Block, ev.Appended)
+
 R = TypeVar("R", bound=api.Response)
 T = TypeVar("T")
 Steps = Generator[api.Request, api.Response, T]
@@ -278,14 +281,38 @@ def fork_after(session: SessionRef, event: ev.Event | int, seed: int | None = No
 
 
 def edit(session: SessionRef, event: ev.Event | int, text: str) -> Steps[int]:
-    """A branch in which that turn has another text; what follows it stays (`trim` cuts it)."""
+    """A branch in which that turn has another text; what follows it stays (`trim` cuts it).
+
+    Any event of a reply names the whole of it, its opener and calls included.
+    """
     number = _number(event)
     body = event.body if isinstance(event, ev.Event) else None
-    if body is None:
-        found = yield from events(session, number)
-        body = found[0].body if found else None
-    role = body.role if isinstance(body, ev.Message) else ev.Role.ASSISTANT
-    return (yield from rebase(session, [ev.Replace(number, number + 1, role, text)]))
+    if isinstance(body, ev.Message):
+        return (yield from rebase(session, [ev.Replace(number, number + 1, body.role, text)]))
+    start, end, role = _turn(number, (yield from events(session)))
+    return (yield from rebase(session, [ev.Replace(start, end, role, text)]))
+
+
+def _turn(number: int, found: Sequence[ev.Event]) -> tuple[int, int, int]:
+    """The range of the events that make a turn with that one in it, and its role."""
+    at = next((index for index, event in enumerate(found) if event.event_id == number), None)
+    named = None if at is None else found[at].body
+    if at is None or not isinstance(named, OF_REPLY):
+        return number, number + 1, named.role if isinstance(named, ev.Message) else ev.Role.ASSISTANT
+    first = last = at
+    for index in range(at, -1, -1):
+        if isinstance(found[index].body, OF_INPUT):
+            break
+        if isinstance(found[index].body, OF_REPLY):
+            first = index
+        if isinstance(found[index].body, ev.GenerationPrompt):
+            break
+    for index in range(at + 1, len(found)):
+        if isinstance(found[index].body, (*OF_INPUT, ev.GenerationPrompt)):
+            break
+        if isinstance(found[index].body, OF_REPLY):
+            last = index
+    return found[first].event_id, found[last].event_id + 1, ev.Role.ASSISTANT
 
 
 def rebase(session: SessionRef, edits: Sequence[ev.Edit], seed: int | None = None) -> Steps[int]:

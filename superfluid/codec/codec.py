@@ -254,6 +254,16 @@ class Codec:
         splitter.feed(open_tokens)
         return splitter.channel
 
+    def open_call(self, open_tokens: Sequence[int]) -> str:
+        """The text of the tool calls that an open turn's tokens leave open."""
+        pieces: list[str] = []
+        for run in self.router().commit(open_tokens):
+            if run.channel == TOOL_CALL and not run.closes:
+                pieces.append(run.text)
+            else:
+                pieces.clear()
+        return "".join(pieces)
+
     def forced_router(self, *, ignore_eos: bool = False) -> Router:
         """The router of a lane whose call is demanded: it starts in the call, whatever the opener leaves open."""
         return self.router(TOOL_CALL, ignore_eos=ignore_eos)

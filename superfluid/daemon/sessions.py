@@ -415,11 +415,12 @@ class Sessions:
             klass=Class(found.qos_class),
             client=f"session:{self._root(found)}",
             start_channel=channel,
-            open_call=open_call_text(found) if channel == ev.Channel.TOOL_CALL and not opener else "",
+            open_call=self._codec.open_call(open_turn) if channel == ev.Channel.TOOL_CALL and not opener else "",
             batch_invariant=found.batch_invariant,
             tools=self._declared(found),
             want_provisional=provisional,
             turn_point=found.n_tokens - len(opener) if opener else None,
+            continued=0 if opener else found.made_tokens(),
         )
         return self._model.submit(job)
 
@@ -482,18 +483,6 @@ class Leading:
 
     def opener(self, after_finished: bool, thinking: bool | None = None) -> Sequence[int]:
         return self._dialect.opener(after_finished, thinking)
-
-
-def open_call_text(session: Session) -> str:
-    """The text of the tool call that a session's open turn stopped in."""
-    pieces: list[str] = []
-    for event in reversed(session.events()):
-        body = event.body
-        if isinstance(body, ev.Generated) and body.channel == ev.Channel.TOOL_CALL:
-            pieces.append(body.text)
-        elif isinstance(body, ev.Generated | ev.GenerationPrompt | ev.ToolUse | ev.ToolParseFailure):
-            break
-    return "".join(reversed(pieces))
 
 
 def _rendered(render: Callable[[Past | None], list[int]], past: Past | None) -> list[int]:

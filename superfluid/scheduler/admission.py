@@ -21,6 +21,10 @@ from superfluid.scheduler.seeds import Spaces
 
 log = logging.getLogger(__name__)
 
+MOST_REPLAYED = 1024
+"""Tokens of a continued reply that are decoded again where no state has them, so that they are what they were: a
+prefill adds up in another order. A longer one would take longer than anyone waits."""
+
 SLOTS_PER_ADMISSION = 2
 """Inbound slots one admission may use: its prompt, and a resumed prefix."""
 
@@ -133,6 +137,8 @@ class Worker:
             if seed:
                 self.link.seed_release(seed)
             raise
+        if not replay and job.continued <= MOST_REPLAYED and seeded < len(stream) - 1:
+            replay = min(job.continued, len(stream) - 1)
         prefill_end = max(len(stream) - replay, seeded)
         return Lane(
             tag,

@@ -75,7 +75,8 @@ class Job:
     `deadline` is absolute, in seconds of the trio clock. `grammar` is ("schema" | "structural", text). `logprobs` is
     the number of alternatives per token, none for no logprobs. `want_calls`: provisional text of tool calls too.
     `open_call` is the text of a tool call that the turn left open. `turn_point` is where a chat's input ends in the
-    stream, before the opener. A job without a session, or a raw one, writes nothing to the log. `native`: its session
+    stream, before the opener. `continued` tokens at the end of the stream are the open turn's own, made by an earlier
+    generation. A job without a session, or a raw one, writes nothing to the log. `native`: its session
     is one of the session API's, which are resumed by id; `seed_chosen`: the client chose the seed. `fim`: a raw job
     that fills in a middle, whose state is kept nowhere. `observer` is told of all that commits while the caller reads
     on, and of the end. A thought of `thinking_budget` tokens is ended by `thought_end`, the tokens that close it and
@@ -99,6 +100,7 @@ class Job:
     start_channel: int = 0
     open_call: str = ""
     turn_point: int | None = None
+    continued: int = 0
     deadline: float | None = None
     batch_invariant: bool = False
     raw: bool = False

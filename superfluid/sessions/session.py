@@ -188,6 +188,10 @@ class Session:
         start = self.state.turn_start
         return self.tokens()[self.durable.n_tokens if start is None else start :]
 
+    def made_tokens(self) -> int:
+        """How many tokens of that turn were generated."""
+        return max(len(self.turn_tokens()) - self.state.opener_tokens, 0)
+
     # what is staged
 
     def whole_ahead(self) -> State:

@@ -54,7 +54,8 @@ class Tail(IntEnum):
 class State:
     """A session after some number of its events. Never changed once made; `tokens` are kept beside it.
 
-    `turn_start` is the index in the stream where the turn that a generation would continue begins, or None.
+    `turn_start` is the index in the stream where the turn that a generation would continue begins, or None; its
+    first `opener_tokens` are the opener's.
     """
 
     __slots__ = (
@@ -68,6 +69,7 @@ class State:
         "meta_version",
         "n_events",
         "n_tokens",
+        "opener_tokens",
         "permissions",
         "pin_deadline",
         "purged",
@@ -92,6 +94,7 @@ class State:
     fingerprint: int | None
     tail: Tail
     turn_start: int | None
+    opener_tokens: int
     ledger: Mapping[int, LedgerEntry]
     permissions: Mapping[int, int]
     purged: ev.Descendants | None
@@ -112,7 +115,7 @@ class State:
         new.last_finish = self.last_finish
         new.fingerprint = self.fingerprint
         new.tail = self.tail
-        new.turn_start = self.turn_start
+        new.turn_start, new.opener_tokens = self.turn_start, self.opener_tokens
         new.ledger = self.ledger
         new.permissions = self.permissions
         new.purged = self.purged
@@ -137,7 +140,16 @@ class State:
     def folded_onto(self, head: "State") -> "State":
         """This state's stream, turn and ledger with the fields of `head` that replay already knows."""
         new = head.copy()
-        for name in ("n_tokens", "last_finish", "fingerprint", "tail", "turn_start", "ledger", "permissions"):
+        for name in (
+            "n_tokens",
+            "last_finish",
+            "fingerprint",
+            "tail",
+            "turn_start",
+            "opener_tokens",
+            "ledger",
+            "permissions",
+        ):
             setattr(new, name, getattr(self, name))
         return new
 
@@ -160,6 +172,7 @@ def new_state() -> State:
     state.qos_class = 2
     state.last_finish = state.touched_ms = 0
     state.fingerprint = state.turn_start = state.purged = None
+    state.opener_tokens = 0
     state.tail = Tail.EMPTY
     state.ledger = state.permissions = EMPTY
     return state
@@ -174,7 +187,7 @@ def branch(parent: State, current: State) -> State:
     child.last_finish = parent.last_finish
     child.fingerprint = parent.fingerprint
     child.tail = parent.tail
-    child.turn_start = parent.turn_start
+    child.turn_start, child.opener_tokens = parent.turn_start, parent.opener_tokens
     child.qos_class = current.qos_class
     child.batch_invariant = current.batch_invariant
     return child
@@ -201,14 +214,14 @@ def _input(state: State, event_id: int, body: ev.Message | ev.Block) -> None:
 def _opener(state: State, event_id: int, body: ev.GenerationPrompt) -> None:
     start = state.n_tokens
     _extend(state, body.span, Tail.OPENER)
-    state.turn_start = start
+    state.turn_start, state.opener_tokens = start, len(body.span)
 
 
 def _generated(state: State, event_id: int, body: ev.Generated) -> None:
     state.last_finish = body.finish
     ended = body.finish == ev.Finish.EOS
     if state.turn_start is None:
-        state.turn_start = state.n_tokens
+        state.turn_start, state.opener_tokens = state.n_tokens, 0
     if len(body.span):
         state.n_tokens += len(body.span)
         state.tail = Tail.FINISHED_TURN if ended else Tail.OPEN_TURN

@@ -412,3 +412,40 @@ async def test_those_who_send_by_themselves_are_woken_in_turns_and_wait_for_no_l
         assert seen == [[0]] + [list(range(MOST_BEHIND + 2))] * (count - 1)
         assert [one.reason for one in subscriptions] == ["lagged"] + [None] * (count - 1)
         nursery.cancel_scope.cancel()
+
+
+async def test_one_who_does_not_read_holds_up_the_others_for_a_pause_at_most(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that delivers may be busy all the time, with lanes and requests."""
+    hub, wakes = Subscriptions(), Wakes()
+    seen: list[float] = []
+
+    def always_busy() -> float:
+        return trio.current_time()
+
+    monkeypatch.setattr(fanout.time, "thread_time", always_busy)
+
+    async def stuck(subscription: Subscription) -> None:
+        async for _ in subscription.batches():
+            await trio.sleep_forever()
+
+    async def read(subscription: Subscription) -> None:
+        async for batch in subscription.batches():
+            seen.extend(trio.current_time() for _ in batch)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wakes.run)
+        for index, (session, reader) in enumerate(((1, stuck), (1, read), (2, read))):
+            subscription = hub.add(session, [], False)
+            wakes.carry(index, subscription)
+            nursery.start_soon(reader, subscription)
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        for number in range(2):
+            hub.publish(1, event(number))
+            hub.publish(2, event(number))
+        await trio.sleep(10 * wakes.longest)
+        assert len(seen) == 4
+        assert max(seen) - began <= 4 * wakes.longest
+        nursery.cancel_scope.cancel()

@@ -11,6 +11,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from superfluid.cli import serve
 from tests.cli.conftest import RunCommand
 
 TAKEN = "127.0.0.1"
@@ -208,3 +209,20 @@ def test_a_directory_that_another_server_holds(superfluid: RunCommand, tiny_gguf
         done = superfluid("serve", tiny_gguf, "--sessions", sessions, "--port", "0")
     assert done.code == 1
     assert f"superfluid: another server is already running on {sessions}; stop it" in done.err
+
+
+@pytest.mark.parametrize(
+    ("line", "models"),
+    [
+        (["a.gguf", "--model", "b.gguf"], ("a.gguf", "b.gguf")),
+        (["--model", "b.gguf", "a.gguf", "--model", "c.gguf"], ("a.gguf", "b.gguf", "c.gguf")),
+        (["--model", "b.gguf", "--model", "a.gguf"], ("b.gguf", "a.gguf")),
+    ],
+)
+def test_the_bare_model_is_the_first(
+    superfluid: RunCommand, monkeypatch: pytest.MonkeyPatch, line: list[str], models: tuple[str, ...]
+) -> None:
+    served: list[tuple[str, ...]] = []
+    monkeypatch.setattr(serve, "start", lambda options: served.append(options.models) or 0)
+    assert superfluid("serve", *line).code == 0
+    assert served == [models]

@@ -9,6 +9,7 @@ import trio
 from superfluid.client import Chunk, Descendants, Drop, Finish, Refused, Sampling
 from superfluid.client.errors import ForkPoint, InvalidTool, NothingInFlight, SystemNotFirst, UnknownSession
 from superfluid.link import events as ev, session_api as api
+from superfluid.link.events import Generated, GenerationPrompt, ToolUse
 from tests.api.serving import Server
 
 Served = Callable[[str], Server]
@@ -221,3 +222,33 @@ async def test_many_streams_at_once(served: Served) -> None:
         for _ in range(12):
             nursery.start_soon(talk)
     assert texts == ["Hello, world."] * 12
+
+
+def test_a_reply_is_edited_whole(served: Served) -> None:
+    with served("text_tool").blocking_client() as client:
+        session = client.session(system="S")
+        session.user("Weather?")
+        session.generate()
+        events = session.events()
+        reply = [event for event in events if isinstance(event.body, Generated | ToolUse)]
+        assert len(reply) > 2
+        openers = [event for event in events if isinstance(event.body, GenerationPrompt)]
+        for event in (*reply, *openers, reply[-1].event_id):
+            edited = session.edit(event, "It rains.")
+            assert [one.text for one in edited.messages()] == ["S", "Weather?", "It rains."]
+            assert not edited.open_tool_calls()
+            kept = [type(one.body) for one in edited.events()]
+            assert Generated not in kept and GenerationPrompt not in kept and ToolUse not in kept
+
+
+@pytest.mark.parametrize("cuts", [[1], [2], [3], [4], [5], [1, 1, 1, 1, 1], [2, 2]])
+def test_a_call_that_a_limit_cut_goes_on_as_that_call(served: Served, cuts: list[int]) -> None:
+    with served("split_tool").blocking_client() as client:
+        session = client.session()
+        session.user("Weather?")
+        for limit in (*cuts, 20):
+            session.generate(limit)
+        generated = [event.body for event in session.events() if isinstance(event.body, Generated)]
+        assert "".join(body.text for body in generated) == '\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n'
+        calls = [event.body for event in session.events() if isinstance(event.body, ToolUse)]
+        assert (calls[-1].name, calls[-1].arguments) == ("get_weather", '{"city":"Paris"}')

@@ -1,5 +1,6 @@
 """Who runs when: order of admission, classes, preemption, exclusive jobs, chunked prefill, seeds, words."""
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -7,6 +8,7 @@ import trio.testing
 from superfluid.link import linkw
 from superfluid.link.codes import PlanFlag
 from superfluid.link.events import Finish
+from superfluid.scheduler.admission import MOST_REPLAYED
 from superfluid.scheduler.classes import Class
 from superfluid.scheduler.generation import Ended, Generation, Job, Provisional
 from superfluid.scheduler.loop import SchedulerConfig
@@ -259,3 +261,35 @@ async def test_ttft_is_from_admission_to_the_first_token(
         assert end.ttft == pytest.approx(2.0, rel=1e-3)
         assert end.decode_rate is None
     assert bench.metrics.ttft_seconds.count == 2
+
+
+# ---- replies that go on
+
+
+async def test_a_continued_reply_is_decoded_again_where_no_state_has_it(make_bench: MakeBench) -> None:
+    whole = make_bench(ONE)
+    await run_all(whole, [job(1, length=50, max_tokens=30)])
+    reply = whole.store.tokens(1)
+    prompt = job(1, length=50).stream
+
+    bench = make_bench(ONE)
+    rest = attrs.evolve(job(1, max_tokens=18), stream=[*prompt, *reply[:12]], continued=12)
+    await run_all(bench, [rest])
+    (admit,) = (admit for plan in bench.link.plans for admit in plan.admits)
+    assert admit.decode_replay == 12
+    assert sum(chunk.token_count for plan in bench.link.plans for chunk in plan.prefills) == 50
+    assert bench.store.tokens(1) == reply[12:]
+
+    again = attrs.evolve(job(1, max_tokens=5), stream=[*prompt, *reply], continued=30)
+    await run_all(bench, [again])
+    admits = [admit for plan in bench.link.plans for admit in plan.admits]
+    assert admits[-1].seed_handle  # the lane left its state
+    assert admits[-1].decode_replay == 80 - 64  # what is past the last whole page
+
+
+async def test_a_continued_reply_too_long_to_decode_again_is_prefilled(make_bench: MakeBench) -> None:
+    bench = make_bench(ONE)
+    long = MOST_REPLAYED + 1
+    await run_all(bench, [job(1, length=50 + long, max_tokens=2, continued=long)])
+    (admit,) = (admit for plan in bench.link.plans for admit in plan.admits)
+    assert admit.decode_replay == 0
