@@ -413,6 +413,7 @@ async def test_a_backlog_and_what_follows_it_have_no_gap(served: Served) -> None
             await session.cancel()
     await receive_until(runner, api.GeneratedResponse)
     events = await session.events()
+    shown = ""
     for cursor, wants, follower in followers:
         seen: list[ev.Event] = []
         previewed = ""
@@ -424,8 +425,10 @@ async def test_a_backlog_and_what_follows_it_have_no_gap(served: Served) -> None
                 previewed += response.text
         assert seen == events[cursor:]
         assert text_of(events, ev.Channel.TEXT).endswith(previewed)
-        assert bool(previewed) == wants
+        assert wants or not previewed
+        shown += previewed
         await follower.aclose()
+    assert shown  # who came last may have come behind the last preview
     await runner.aclose()
 
 

@@ -175,6 +175,7 @@ async def test_items_are_written_while_the_reader_waits(autojump_clock: trio.tes
         await settled()
         assert reader.got == []  # the pace holds for the first too
         await trio.sleep(PACE)
+        await settled()
         assert reader.got == [[(0, "early ")]]
         await trio.sleep(PACE)
         lanes.say(1, "a")
@@ -183,6 +184,7 @@ async def test_items_are_written_while_the_reader_waits(autojump_clock: trio.tes
         lanes.say(1, "c")
         assert sink.sent == b"1a"
         await trio.sleep(2 * PACE)
+        await settled()
         assert reader.got[1:] == [[(0, "b"), (1, "c")]]
         await trio.sleep(PACE)
         sink.writable = False  # the layers above are sending
@@ -213,8 +215,8 @@ async def test_what_the_outlet_does_not_take_is_flushed_before_more(autojump_clo
         lanes.say(0, "long text")
         assert sink.sent == b"0lo"
         lanes.say(0, "more")  # while the rest waits
-        await settled()
         await trio.sleep(2 * PACE)
+        await settled()
         assert sink.sent == b"0long text"
         assert reader.got == [[(0, "more")]]
         lanes.end(0)
@@ -253,5 +255,6 @@ async def test_silences_are_told_of_written_streams_too(autojump_clock: trio.tes
         await trio.sleep(SILENCE * 0.9)
         assert reader.got == []
         await trio.sleep(SILENCE * 0.2)
+        await settled()
         assert reader.got == [None]
         nursery.cancel_scope.cancel()
