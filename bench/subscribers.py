@@ -18,6 +18,7 @@ import multiprocessing
 import select
 import socket
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -41,6 +42,7 @@ APART = 0.4  # seconds between appends: no two go out together
 CONTINUED = bytes(range(0x80, 0x100))  # all of a varint but its last byte
 APPENDED, ALONE, UNREAD = "appended", "alone", "unread"
 FOLLOWED = {APPENDED: False, "committed": False, "provisional": True, UNREAD: True}  # whether with provisional text
+CPUCLOCK_SCHED = 2  # of the kernel: the clock of a whole process, all its threads, by its id
 LANES = (ALONE, *[case for case in FOLLOWED if case != APPENDED])
 
 
@@ -163,13 +165,11 @@ def heard(path: str, case: str, session: int, followers: Iterable[Follower]) -> 
 
 
 def cpu_seconds(process: int) -> float:
-    """CPU time so far of all threads of a process that still run, or have ended."""
-    try:
-        threads = Path(f"/proc/{process}/task").iterdir()
-        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
-    except OSError:
-        spent = psutil.Process(process).cpu_times()
-        return spent.user + spent.system
+    """CPU time so far of a process, its ended threads included: to the nanosecond where its clock can be named."""
+    if sys.platform == "linux":
+        return time.clock_gettime((~process << 3) | CPUCLOCK_SCHED)
+    spent = psutil.Process(process).cpu_times()
+    return spent.user + spent.system
 
 
 @attrs.define

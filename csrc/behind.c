@@ -25,7 +25,10 @@ struct job {
 
 static void run(struct job *job)
 {
-    int64_t done = job->data ? pwrite(job->descriptor, job->data, job->len, (off_t)job->offset) : fsync(job->descriptor);
+    int64_t done;
+    do
+        done = job->data ? pwrite(job->descriptor, job->data, job->len, (off_t)job->offset) : fsync(job->descriptor);
+    while (done < 0 && errno == EINTR); /* a signal of the process may be taken in this thread */
     job->result = done < 0 ? -errno : done;
 }
 

@@ -15,6 +15,7 @@ from superfluid._native import ffi, lib
 from superfluid.api.outlet import Outlet
 from superfluid.api.session_api import followed
 from superfluid.link import postcard
+from superfluid.link.events import Event, is_long
 from superfluid.sessions.subscriptions import MOST_BEHIND, Feed, Message, Subscription
 
 SHARE = 0.02
@@ -72,6 +73,7 @@ class Turns:
                 del self._news[feed]
                 given = feed.end
                 self._pause(feed, given, await self._deliver(feed))
+                await trio.lowlevel.checkpoint()  # many feeds of few followers are as much work as one of many
 
     def _pause(self, feed: Feed, given: int, spent: float) -> None:
         now = trio.current_time()
@@ -171,6 +173,11 @@ class FanOut(Turns):
         sent = 0
         for position, followers in by_position.items():
             messages = feed.since(position)
+            if any(isinstance(one, Event) and is_long(one.body) for one in messages):
+                for one in followers:  # what takes long to encode is for their own tasks, which do it in a thread
+                    if one.waits:
+                        one.wake()
+                continue
             frames = Frames(messages)
             for start in range(0, len(followers), AT_ONCE):
                 if sent >= AT_ONCE:

@@ -138,7 +138,7 @@ class Encoder:
         return decode_utf8(self.table.of(token)) or self.special_texts.get(token, "")
 
     def encode(self, pieces: Sequence[Piece], at_start: bool = True) -> list[int]:
-        """Ids of the pieces (see words.AT_ONCE for very many); `at_start` when they open the stream, so that an
+        """Ids of the pieces (very many are an array: link.ids); `at_start` when they open the stream, so that an
         automatic BOS leads them."""
         out = _Output(self, at_start)
         text = joined(pieces)

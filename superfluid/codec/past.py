@@ -15,6 +15,7 @@ from superfluid.link import events
 
 ROLE_NAMES = ("system", "user", "assistant", "tool")
 KEPT = 16 << 20  # characters of the turns that are kept between appends; others are read from the log again
+TURN = 1000  # characters that a turn counts beside its texts: objects, and the states of the last render
 
 
 @attrs.frozen
@@ -44,6 +45,11 @@ class Past:
         self._open: _Reply | None = None
         self._names: dict[int, str] = {}  # of calls
         self.add(bodies)
+
+    @property
+    def weight(self) -> int:
+        """What it counts in memory, in characters."""
+        return self.size + TURN * (len(self._closed) + 1)
 
     @property
     def turns(self) -> list[Turn]:
@@ -137,16 +143,16 @@ class Pasts:
         """A session's past as far as it is known, or an empty one."""
         with self._lock:
             found = self._held.pop(session, None)
-            self._size -= found.size if found else 0
+            self._size -= found.weight if found else 0
         return found or Past()
 
     def give(self, session: int, past: Past) -> None:
         self.forget(session)
         with self._lock:
             self._held[session] = past
-            self._size += past.size
+            self._size += past.weight
             while self._size > self._most and self._held:
-                self._size -= self._held.popitem(last=False)[1].size
+                self._size -= self._held.popitem(last=False)[1].weight
 
     def forget(self, session: int) -> None:
         self.take(session)

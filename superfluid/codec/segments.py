@@ -65,7 +65,7 @@ class SegmentEncoder:
         self._cache = SegmentCache()
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a whole framing text, without a BOS; see AT_ONCE for very many."""
+        """Ids of a whole framing text, without a BOS; very many are an array (link.ids)."""
         segments: list[str] = []
         markers: list[int] = []  # behind each segment but the last
         at = 0

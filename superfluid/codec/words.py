@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 from superfluid._native import ffi, lib
 from superfluid.codec.literals import WINDOW, literal_pattern
 from superfluid.codec.tokenizer import TokenBytes
-from superfluid.link.ids import AT_ONCE as AT_ONCE, Ids, listed, packed as packed
+from superfluid.link.ids import Ids, listed
 
 BLOCK = 8192  # characters of one native call. libllama's pre-tokenizers may recurse per character (a run of 25 000
 # overflows a thread's stack), and its byte fallback is quadratic in the text of a call

@@ -31,6 +31,9 @@ class Ids(_Array):
             return len(self) == len(other) and self.tolist() == other
         return super().__eq__(other)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     def __add__(self, other: Any) -> "Ids":
         out = Ids("I", self)
         out.extend(other)

@@ -423,8 +423,10 @@ class Store:
         with trio.CancelScope(shield=True):
             if batch := self._take():
                 self._writing = True
-                error = await trio.to_thread.run_sync(self._write, batch, limiter=limiter)
-                self._writing = False
+                try:
+                    error = await trio.to_thread.run_sync(self._write, batch, limiter=limiter)
+                finally:
+                    self._writing = False
                 self._settle(batch, error)
 
     def _take(self) -> list[Commit]:
@@ -434,12 +436,13 @@ class Store:
     def _write(self, batch: list[Commit]) -> LogIOError | None:
         try:
             data = b"".join([chunk for commit in batch for chunk in commit.chunks])
+        except Exception as error:  # long records are encoded here: there is nothing of the batch in the log
+            return LogIOError(self.path, f"a record cannot be encoded: {type(error).__name__}: {error}")
+        try:
             if data:
                 self._wal.append(data)
         except LogIOError as error:
             return error
-        except (ValueError, OverflowError) as error:  # those that are encoded here
-            return LogIOError(self.path, f"a record cannot be encoded: {error}")
         return None
 
     def _settle(self, batch: list[Commit], error: LogIOError | None) -> None:

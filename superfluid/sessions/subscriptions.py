@@ -39,7 +39,8 @@ class Courier(Protocol):
     """Takes what is new to many followers at once, so that none of their own tasks runs for it."""
 
     def news(self, feed: "Feed") -> None:
-        """There is something that `feed.waiting(self)` may not have: `feed.since` tells what, `advance` takes it."""
+        """There is something that `feed.waiting(self)` may not have: `feed.since` tells what; who gets it has its
+        `position` moved on."""
 
     def forget(self, subscription: "Subscription") -> None:
         """It has ended: what it did not get is its own reader's."""
@@ -61,7 +62,7 @@ class Subscription:
         self.courier: Courier | None = None
         self._hub = hub
         self._feed = feed
-        self._own: list[Message] = backlog  # to be read before the feed goes on; at the end, what is left of it
+        self._own = deque(backlog)  # to be read before the feed goes on; at the end, what is left of it
         self._wake = trio.Event()
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -73,9 +74,7 @@ class Subscription:
         """What there is, a few messages at a time, as soon as there is any. What a courier takes does not come here."""
         while True:
             if self._own:
-                batch = self._own[:MOST_AT_ONCE]
-                del self._own[:MOST_AT_ONCE]
-                yield batch
+                yield [self._own.popleft() for _ in range(min(len(self._own), MOST_AT_ONCE))]
             elif self.reason is not None:
                 return
             elif batch := self._feed.take(self, MOST_AT_ONCE):

@@ -85,16 +85,19 @@ class Segment:
         self._closing.append(call)
 
     def close(self) -> None:
-        """Unmap and close; a second call does nothing. Views taken from `buf` must be released before."""
+        """Unmap and close; a second call does nothing. Views taken from `buf` must be released before.
+
+        Raises BufferError where they are not: it is closed then, and its memory goes with the last view.
+        """
         if self.fd < 0:
             return
-        self.buf.release()
-        self.map.close()
         os.close(self.fd)
         self.fd = -1
-        for call in self._closing:
+        calls, self._closing = self._closing, []
+        for call in calls:
             call()
-        self._closing.clear()
+        self.buf.release()
+        self.map.close()
 
     def __enter__(self) -> "Segment":
         return self

@@ -12,7 +12,7 @@ from superfluid.codec.conversation import Turn
 from superfluid.codec.dialects import template as dialect
 from superfluid.codec.dialects.dialect import ConversationRefused, DialectRefused
 from superfluid.codec.framing import joined
-from superfluid.codec.past import Past, Pasts, role_name
+from superfluid.codec.past import TURN, Past, Pasts, role_name
 from superfluid.codec.protect import Conversation, render_protected
 from superfluid.codec.resuming import Tracker
 from superfluid.codec.template import ChatTemplate, TemplateFailed
@@ -245,7 +245,7 @@ def test_what_is_left_out_is_the_same_text(twist: str) -> None:
 
 
 def test_pasts_are_kept_up_to_a_size() -> None:
-    pasts = Pasts(most=10)
+    pasts = Pasts(most=4 * TURN + 10)
     for session in (1, 2, 3):
         past = pasts.take(session)
         past.add([events.Message(1, "four", [1])])

@@ -13,7 +13,8 @@ from superfluid.codec import literals
 from superfluid.codec.framing import Encoder, content, framing
 from superfluid.codec.literals import literal_pattern, occurrences
 from superfluid.codec.tokenizers.gguf import GgufTokenizer
-from superfluid.codec.words import AT_ONCE, BLOCK, GROUP, Cuts, WordEncoder, packed
+from superfluid.codec.words import BLOCK, GROUP, Cuts, WordEncoder
+from superfluid.link.ids import AT_ONCE, packed
 from superfluid.llama.vocab import Vocab
 from tests import models
 

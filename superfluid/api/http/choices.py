@@ -17,7 +17,7 @@ Batch = list[tuple[int, Item]]
 """Items, each with the index of its choice."""
 
 
-class Outlet(Protocol):
+class Writable(Protocol):
     """Where a response in progress can be written without waiting (`superfluid.api.http.connection`)."""
 
     @property
@@ -36,7 +36,7 @@ class Running:
     where there is an outlet (`write_ahead`): only ends, failures and what the outlet does not take are for the reader.
     """
 
-    def __init__(self, outlet: Outlet | None = None) -> None:
+    def __init__(self, outlet: Writable | None = None) -> None:
         self.started: list[Started] = []
         self._generations: list[Generation] = []
         self._open: set[int] = set()  # whose end was not handed on

@@ -134,7 +134,7 @@ class Tick:
 
     def _ingest_held(self, lanes: list[Lane]) -> set[int]:
         """Feed held-back tokens in one step, so that they are cached too; the tags whose state is not to be trusted
-        after it."""
+        after it: when it failed, all of them."""
         try:
             self._core.primitives.step([lane.next_feed(False) for lane in lanes])
         except CapacityError:  # nothing was fed: some may fit, the rest is cached without its last token

@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from superfluid.api.http.choices import PACE, SILENCE, Batch, Outlet, Running
+from superfluid.api.http.choices import PACE, SILENCE, Batch, Running, Writable
 from superfluid.api.http.context import Api
 from superfluid.codec.channels import PairSplitter, Router
 from superfluid.codec.tokenizer import TokenBytes
@@ -21,7 +21,7 @@ def router() -> Router:
 class Lanes:
     """Generations without a scheduler, and which of them were cancelled."""
 
-    def __init__(self, count: int, outlet: Outlet | None = None) -> None:
+    def __init__(self, count: int, outlet: Writable | None = None) -> None:
         self.cancelled: list[Generation] = []
         self.generations = [Generation(Job(None, [1], 9, router()), self.cancelled.append) for _ in range(count)]
         self.running = Running(outlet)
@@ -174,30 +174,30 @@ async def test_items_are_written_while_the_reader_waits(autojump_clock: trio.tes
         nursery.start_soon(reader.read)
         await settled()
         assert reader.got == []  # the pace holds for the first too
-        await trio.sleep(PACE)
+        await trio.sleep(1.5 * PACE)
         await settled()
         assert reader.got == [[(0, "early ")]]
-        await trio.sleep(PACE)
+        await trio.sleep(1.5 * PACE)
         lanes.say(1, "a")
         assert sink.sent == b"1a"  # before any other task ran
         lanes.say(0, "b")  # within the pace
         lanes.say(1, "c")
         assert sink.sent == b"1a"
-        await trio.sleep(2 * PACE)
+        await trio.sleep(2.5 * PACE)
         await settled()
         assert reader.got[1:] == [[(0, "b"), (1, "c")]]
-        await trio.sleep(PACE)
+        await trio.sleep(1.5 * PACE)
         sink.writable = False  # the layers above are sending
         lanes.say(0, "d")
         await settled()
         assert reader.got[2:] == [[(0, "d")]]
         sink.writable = True
-        await trio.sleep(PACE)
+        await trio.sleep(1.5 * PACE)
         lanes.say(0, "e")
         assert sink.sent == b"1a0e"
         lanes.end(0)  # an end is the reader's, and so is all that comes after it
         await settled()
-        await trio.sleep(PACE)
+        await trio.sleep(1.5 * PACE)
         lanes.say(1, "f")
         lanes.end(1)
     assert reader.got[3:] == [[(0, "end")], [(1, "f"), (1, "end")]]
@@ -211,11 +211,11 @@ async def test_what_the_outlet_does_not_take_is_flushed_before_more(autojump_clo
     lanes.running.write_ahead(encode)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reader.read)
-        await trio.sleep(PACE)
+        await trio.sleep(1.5 * PACE)
         lanes.say(0, "long text")
         assert sink.sent == b"0lo"
         lanes.say(0, "more")  # while the rest waits
-        await trio.sleep(2 * PACE)
+        await trio.sleep(2.5 * PACE)
         await settled()
         assert sink.sent == b"0long text"
         assert reader.got == [[(0, "more")]]
@@ -235,7 +235,7 @@ async def test_an_error_in_writing_is_the_readers(autojump_clock: trio.testing.M
     lanes.running.write_ahead(fail)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read)
-        await trio.sleep(PACE)
+        await trio.sleep(1.5 * PACE)
         lanes.say(0, "a")  # the one who made the item is none the wiser
 
 
