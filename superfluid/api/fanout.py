@@ -6,6 +6,7 @@ costs little more than one system call a follower. Over the web their own tasks 
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import attrs
@@ -35,7 +36,7 @@ WEB_AT_ONCE = 16  # tasks woken before others have their turn: about 1 ms
 WEB_LOOK = 0.002  # seconds between looks whether those woken have sent it
 
 
-class Turns:
+class Turns(ABC):
     """Delivers to the followers of every feed that it carries, feed by feed.
 
     A delivery that cost more is followed by a longer pause of its feed, measured by the CPU time of this thread.
@@ -57,8 +58,9 @@ class Turns:
             self._news[feed] = None
             self._wake.set()
 
+    @abstractmethod
     def forget(self, subscription: Subscription) -> None:
-        pass
+        """A subscription has ended."""
 
     async def run(self) -> None:
         """Deliver until cancelled."""
@@ -81,9 +83,9 @@ class Turns:
         self._given = {other: self._given[other] for other in self._due} | {feed: given}
         self._due[feed] = now + min(spent * (1 + len(self._due)) / self.share, self.longest)
 
+    @abstractmethod
     async def _deliver(self, feed: Feed) -> float:
         """Bring all who wait up to date; the seconds of CPU that it took."""
-        raise NotImplementedError
 
 
 class Wakes(Turns):
@@ -95,6 +97,9 @@ class Wakes(Turns):
         """Have a subscription sent what it waits for when it is its feed's turn, until it ends."""
         if subscription.reason is None:
             subscription.carry(self)
+
+    def forget(self, subscription: Subscription) -> None:
+        """Nothing of it is kept here."""
 
     async def _deliver(self, feed: Feed) -> float:
         """As above, and all that the thread did meanwhile."""

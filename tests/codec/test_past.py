@@ -63,6 +63,7 @@ class Session:
         self.past = Past()
         self.monkeypatch = monkeypatch
         self.calls: list[int] = []
+        self.compared = 0  # appends
 
     def _span(self, role: int, text: str) -> list[int] | str:
         def rendered(history: Any) -> list[int] | str:
@@ -79,6 +80,7 @@ class Session:
             patch.setattr(dialect, "render_tails", lambda *_: None)
             whole = rendered(self.bodies)
         assert span == whole or (isinstance(span, list) and self._is_jinjas(span, Turn(role_name(role), text)))
+        self.compared += 1
         return span
 
     def _is_jinjas(self, span: list[int], turn: Turn) -> bool:
@@ -129,6 +131,7 @@ def test_a_turn_is_what_whole_renders_make_of_it(name: str, script: list[Step]) 
         session = Session(codec, monkeypatch)
         for step in script:
             session.step(*step)
+        assert session.compared >= sum(step[0] in ("message", "dropped", "chat", "loop") for step in script)
 
 
 # -- templates that look further than to their last turn
@@ -212,6 +215,7 @@ def test_whatever_a_template_looks_at(twist: str, script: list[Step]) -> None:
         session = Session(twisted(TWISTS[twist]), monkeypatch)
         for step in script:
             session.step(*step)
+        assert session.compared >= sum(step[0] in ("message", "dropped", "chat", "loop") for step in script)
 
 
 @pytest.mark.parametrize("twist", TWISTS)

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import h11
+import pytest
 import trio
 
 from superfluid.api.http.connection import CONNECTION, Connection
@@ -88,7 +89,9 @@ async def test_what_is_written_stands_in_order_with_what_is_sent() -> None:
             client.start_next_cycle()
 
 
-async def test_what_a_full_socket_does_not_take_is_flushed() -> None:
+@pytest.mark.parametrize("flushed", [True, False])
+async def test_what_a_full_socket_does_not_take_goes_first(flushed: bool) -> None:
+    """With a flush, or with what the layers send next."""
     piece = bytes(range(256)) * 256
     counted = 0
 
@@ -100,29 +103,9 @@ async def test_what_a_full_socket_does_not_take_is_flushed() -> None:
             counted += 1
         assert not connection.writable
         reading.set()
-        await connection.flush()
-        assert connection.writable
-        await send({"type": "http.response.body", "body": b"end", "more_body": False})
-
-    reading = trio.Event()
-    async with serving(answer) as port, await connect(port, receive_buffer=4096) as wire:
-        client = h11.Connection(h11.CLIENT)
-        await ask(wire, client)
-        await reading.wait()
-        assert await body_of(wire, client) == counted * piece + b"end"
-
-
-async def test_a_layer_that_sends_takes_the_rest_along() -> None:
-    piece = b"x" * 65536
-    counted = 0
-
-    async def answer(connection: Connection, send: Send) -> None:
-        nonlocal counted
-        await send(HEAD)
-        counted = 1
-        while connection.write(piece):
-            counted += 1
-        reading.set()
+        if flushed:
+            await connection.flush()
+            assert connection.writable
         await send({"type": "http.response.body", "body": b"end", "more_body": False})
 
     reading = trio.Event()
@@ -150,6 +133,11 @@ async def test_a_client_that_is_gone_shows_in_the_flush() -> None:
             await wire.receive_some(65536)
         gone.set()
         await over.wait()
+        async with await connect(port) as other:  # the server goes on
+            over = trio.Event()
+            await ask(other, client := h11.Connection(h11.CLIENT))
+            client.receive_data(await other.receive_some(65536))
+            assert isinstance(client.next_event(), h11.Response)
 
 
 async def test_nothing_is_written_to_http_2() -> None:

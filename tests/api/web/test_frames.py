@@ -161,6 +161,7 @@ async def test_a_connection_whose_requests_nobody_takes_leaves_no_task(
         await trio.to_thread.run_sync(leave)
         while tasks() > before:
             await trio.lowlevel.checkpoint()
+        assert tasks() <= before
 
 
 def tasks() -> int:
