@@ -84,7 +84,10 @@ def _channel_text(events: Iterable[ev.Event], channel: int) -> str:
 
 
 def conversation(events: Sequence[ev.Event]) -> list[ChatMessage]:
-    """The turns that a session's events make; what the model said between two turns is one message."""
+    """The turns that a session's events make; what the model said between two turns is one message.
+
+    A call that a limit cut is not in it once it is read again as a whole.
+    """
     messages: list[ChatMessage] = []
     reply: ChatMessage | None = None
     for event in events:
@@ -107,6 +110,8 @@ def conversation(events: Sequence[ev.Event]) -> list[ChatMessage]:
                     reply.reasoning += text
             case ev.ToolUse(name, arguments) if reply is not None:
                 reply.tool_calls.append(ToolCall(event.event_id, name, arguments))
+            case ev.ToolExpired(call_id, ev.CONTINUED) if reply is not None:
+                reply.tool_calls = [call for call in reply.tool_calls if call.id != call_id]
     return messages
 
 

@@ -60,6 +60,15 @@ class Rendered:
         return last.span if isinstance(last, events.GenerationPrompt) else []
 
 
+@attrs.frozen
+class CallRun:
+    """A tool-call run: its text, the index of its first token, and whether its closer ended it."""
+
+    text: str
+    start: int
+    closed: bool
+
+
 class Codec:
     """One model's codec. Immutable once open: any thread may use it, several at once."""
 
@@ -254,15 +263,19 @@ class Codec:
         splitter.feed(open_tokens)
         return splitter.channel
 
-    def open_call(self, open_tokens: Sequence[int]) -> str:
-        """The text of the tool calls that an open turn's tokens leave open."""
-        pieces: list[str] = []
+    def last_call(self, open_tokens: Sequence[int]) -> CallRun | None:
+        """The tool-call run that an open turn's tokens end in, if they do."""
+        found: CallRun | None = None
+        at = 0
         for run in self.router().commit(open_tokens):
-            if run.channel == TOOL_CALL and not run.closes:
-                pieces.append(run.text)
+            if run.channel != TOOL_CALL:
+                found = None
+            elif found is None or found.closed:
+                found = CallRun(run.text, at, run.closes)
             else:
-                pieces.clear()
-        return "".join(pieces)
+                found = CallRun(found.text + run.text, found.start, run.closes)
+            at += len(run.span)
+        return found
 
     def forced_router(self, *, ignore_eos: bool = False) -> Router:
         """The router of a lane whose call is demanded: it starts in the call, whatever the opener leaves open."""

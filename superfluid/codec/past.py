@@ -86,6 +86,8 @@ class Past:
             case events.ToolUse(name=name, arguments=arguments) if self._open is not None:
                 self._names[event_id] = name
                 self._open.calls.append(Call(name, arguments, str(event_id)))
+            case events.ToolExpired(call_id=call, reason=events.CONTINUED) if self._open is not None:
+                self._open.calls = [one for one in self._open.calls if one.id != str(call)]
             case events.Message(role=role, text=text):
                 self._close(Turn(role_name(role), text))
             case events.ToolResult(call_id=call_id, content=content):

@@ -10,6 +10,7 @@ import orjson
 import trio
 
 from superfluid.codec.blocks import UnknownBlockKind, block_text
+from superfluid.codec.codec import Codec
 from superfluid.codec.dialects.dialect import NoChatDialect
 from superfluid.codec.json_text import read_json
 from superfluid.codec.past import Past, Pasts
@@ -20,7 +21,7 @@ from superfluid.link.ids import AT_ONCE, packed
 from superfluid.link.linkw import SamplingParams
 from superfluid.scheduler.admission import ContextExceeded
 from superfluid.scheduler.classes import Class
-from superfluid.scheduler.generation import Generation, Job
+from superfluid.scheduler.generation import Generation, Job, OpenCall
 from superfluid.sessions import errors, rebase, records, rules
 from superfluid.sessions.session import Session
 from superfluid.sessions.store import Record, now_unix_ms
@@ -415,7 +416,7 @@ class Sessions:
             klass=Class(found.qos_class),
             client=f"session:{self._root(found)}",
             start_channel=channel,
-            open_call=self._codec.open_call(open_turn) if channel == ev.Channel.TOOL_CALL and not opener else "",
+            open_call=None if opener else open_call(self._codec, found, open_turn),
             batch_invariant=found.batch_invariant,
             tools=self._declared(found),
             want_provisional=provisional,
@@ -466,6 +467,19 @@ class Sessions:
                 unwatch()
             else:
                 self._previews[subscription.session] = count - 1, unwatch
+
+
+def open_call(codec: Codec, found: Session, open_turn: list[int]) -> OpenCall | None:
+    """The tool call that a continued turn ends in: a limit cut it, or a crash came before it was read."""
+    torn = codec.start_channel(open_turn) != ev.Channel.TOOL_CALL
+    if torn and not rules.torn_call(found):
+        return None
+    run = codec.last_call(open_turn)
+    if run is None or run.closed != torn:
+        return None
+    calls = rules.cut_calls(found.state, found.n_tokens - len(open_turn) + run.start)
+    stands = bool(calls) and not calls[-1].again and calls[-1].place == found.n_tokens
+    return OpenCall(run.text, calls, partial(rules.may_expire, found), stands, closed=torn)
 
 
 class Leading:

@@ -154,6 +154,10 @@ class Rebased(Body):
     edits: list[Edit]
 
 
+CONTINUED = "continued"
+"""Why a call expired that a limit had cut: the generation went on, and its text was read again, as another call."""
+
+
 @variant("ToolExpired")
 class ToolExpired(Body):
     call_id: U64

@@ -58,6 +58,45 @@ class ToolCallLike(Protocol):
     def arguments_json(self) -> str: ...
 
 
+class ReadCallLike(Protocol):
+    @property
+    def id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def arguments(self) -> str: ...
+    @property
+    def again(self) -> bool:
+        """Its text was read once more, and it expired."""
+        ...
+
+
+@attrs.frozen
+class OpenCall:
+    """The tool-call run that a continued turn ends in: its text, and the calls that were read of it where a limit cut
+    it, of which those that are read again expire if they `may_expire` by then. `stands`: the last is what all of the
+    text was read as. `closed`: the run is over, but a crash came before it was read."""
+
+    text: str
+    calls: Sequence[ReadCallLike]
+    may_expire: Callable[[int], bool]
+    stands: bool = False
+    closed: bool = False
+
+    def unchanged(self, calls: Sequence[ToolCallLike]) -> int:
+        """How many of `calls`, what the run reads as now, were read before and stay: not the last, which was cut."""
+        same = 0
+        for before, call in zip(self.calls[:-1], calls, strict=False):
+            if before.again or (before.name, before.arguments) != (call.name, call.arguments_json):
+                break
+            same += 1
+        return same
+
+    def expired(self, same: int) -> list[int]:
+        """The calls from the `same`th on that expire now."""
+        return [call.id for call in self.calls[same:] if not call.again and self.may_expire(call.id)]
+
+
 class CodecLike(Protocol):
     """What the scheduler asks of a codec."""
 
@@ -74,7 +113,7 @@ class Job:
 
     `deadline` is absolute, in seconds of the trio clock. `grammar` is ("schema" | "structural", text). `logprobs` is
     the number of alternatives per token, none for no logprobs. `want_calls`: provisional text of tool calls too.
-    `open_call` is the text of a tool call that the turn left open. `turn_point` is where a chat's input ends in the
+    `open_call` is the tool call that the turn left open. `turn_point` is where a chat's input ends in the
     stream, before the opener. `continued` tokens at the end of the stream are the open turn's own, made by an earlier
     generation. A job without a session, or a raw one, writes nothing to the log. `native`: its session
     is one of the session API's, which are resumed by id; `seed_chosen`: the client chose the seed. `fim`: a raw job
@@ -98,7 +137,7 @@ class Job:
     want_provisional: bool = False
     want_calls: bool = False
     start_channel: int = 0
-    open_call: str = ""
+    open_call: OpenCall | None = None
     turn_point: int | None = None
     continued: int = 0
     deadline: float | None = None

@@ -7,18 +7,20 @@ import numpy as np
 import numpy.typing as npt
 
 from superfluid.link.events import (
+    CONTINUED,
     Body,
     Channel,
     Event,
     Finish,
     Generated,
     GenerationPrompt,
+    ToolExpired,
     ToolParseFailure,
     ToolUse,
 )
 from superfluid.link.linkw import TokenRef
 from superfluid.scheduler.classes import Class
-from superfluid.scheduler.generation import CodecLike, Ended, Generation, Job
+from superfluid.scheduler.generation import CodecLike, Ended, Generation, Job, OpenCall
 from superfluid.scheduler.planner import PlannedLane
 from superfluid.sessions.leases import Leasing
 
@@ -63,6 +65,7 @@ class Ticket:
     warm_prefix: int | None = None
     shares: dict[int, int] = attrs.Factory(dict)  # lane tag: ids its prompt has in common with this stream
     channel: int = 0
+    open_call: OpenCall | None = attrs.Factory(lambda ticket: ticket.job.open_call, takes_self=True)  # not yet read
     tool_text: list[str] = attrs.Factory(list)
     tool_lease_ms: int = 0  # of the calls it makes; 0: none
     shown: int = 0  # tokens that went through the provisional splitter
@@ -140,6 +143,8 @@ class Ticket:
         With `last`, the last Generated carries `finish`, pending text is completed and an open call is tried.
         """
         bodies: list[Body] = []
+        if self.open_call is not None and self.open_call.closed:
+            bodies += self._calls([], codec)
         ending: Generated | None = None
         for run in self.job.router.commit(tokens, last):
             ending = Generated(run.span, run.text, run.channel, Finish.NONE)
@@ -150,12 +155,13 @@ class Ticket:
             if run.channel == TOOL_CALL:
                 self.tool_text.append(run.text)
                 if run.closes:
-                    bodies += self._calls(codec)
+                    bodies[-1:] = self._calls([ending], codec)
         if last:
             if ending is None:
                 return [*bodies, *self.ending_record(finish, codec)]
             ending.finish = finish
-            bodies += self._last_call(finish, codec)
+            if self.tool_text:  # of the run that ends with it, or of one before it that nothing closed
+                bodies[-1:] = self._last_call(ending, finish, codec)
         return bodies
 
     def ending_record(self, finish: int, codec: CodecLike) -> list[Body]:
@@ -163,7 +169,7 @@ class Ticket:
         record = Generated([], self.job.router.flush(), self.channel, finish)
         if self.channel == TOOL_CALL and record.text:
             self.tool_text.append(record.text)
-        return [record, *self._last_call(finish, codec)]
+        return self._last_call(record, finish, codec)
 
     @property
     def thought_spent(self) -> bool:
@@ -196,22 +202,36 @@ class Ticket:
         self.produced, self.shown, self.uncounted, self._ids = [], 0, 0, None
         self.thought_ended = False
 
-    def _last_call(self, finish: int, codec: CodecLike) -> list[Body]:
-        """The call that is open at the end; one that a cancel or a fault cut is dropped."""
+    def _last_call(self, ending: Generated, finish: int, codec: CodecLike) -> list[Body]:
+        """The last record, and the call that is open at the end; one that a cancel or a fault cut is dropped."""
         if finish in (Finish.CANCELLED, Finish.ERROR):
             self.tool_text.clear()
-        return self._calls(codec, cut=finish not in (Finish.EOS, Finish.GRAMMAR))
+            return [ending]
+        return self._calls([ending], codec, cut=finish not in (Finish.EOS, Finish.GRAMMAR))
 
-    def _calls(self, codec: CodecLike, cut: bool = False) -> list[Body]:
-        raw = "".join(self.tool_text)
+    def _calls(self, generated: list[Body], codec: CodecLike, cut: bool = False) -> list[Body]:
+        """A run's last record, and behind it what the run reads as.
+
+        What was read of it where a limit cut it is read again: all but the last were whole and stay, the last one
+        expires. It does so ahead of the record, so that a log which ends between any two of these has one call open
+        at most, and none only where the next generation reads it.
+        """
+        before, self.open_call = self.open_call, None
+        more = "".join(self.tool_text)
         self.tool_text.clear()
+        if cut and not more and before is not None and before.stands:
+            return generated
+        raw = before.text + more if before else more
         if not (raw if cut else raw.strip()):  # blanks between markers are no call; those that a limit cut are text
-            return []
+            return generated
         calls = codec.read_call(raw, self.job.tools, cut=cut)
+        same = before.unchanged(calls or ()) if before else 0
+        expired = [ToolExpired(call, CONTINUED) for call in before.expired(same)] if before else []
         if calls is None:
-            return [ToolParseFailure(raw)]
+            return [*expired, *generated, ToolParseFailure(raw)]
         lease = [Leasing(self.tool_lease_ms)] if self.tool_lease_ms and self.job.logged else []
-        return [body for call in calls for body in (ToolUse(call.name, call.arguments_json), *lease)]
+        read = [body for call in calls[same:] for body in (ToolUse(call.name, call.arguments_json), *lease)]
+        return [*expired, *generated, *read]
 
     # ---- the end
 

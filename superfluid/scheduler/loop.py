@@ -134,7 +134,6 @@ class Scheduler:
             generation,
             self._orders,
             self.ticks,
-            tool_text=[job.open_call] if job.open_call else [],
             tool_lease_ms=self.config.tool_lease_ms,
         )
         ticket.channel = job.start_channel

@@ -7,7 +7,7 @@ from typing import Protocol
 import attrs
 import trio
 
-from superfluid.link.events import Body, Event, Finish, ToolLease
+from superfluid.link.events import Body, Event, Finish, ToolExpired, ToolLease
 from superfluid.scheduler.generation import Ended, Failure, TokenLogprob
 from superfluid.scheduler.lanes import Ticket, raw_events
 from superfluid.sessions.errors import LogClosed, LogIOError
@@ -192,5 +192,5 @@ def hand_on(shares: list[Share], events: list[Event]) -> None:
         if share.ticket.failure is not None:
             continue
         own = share.unlogged if share.unlogged is not None else events[share.start : share.stop]
-        shown = [event for event in own if type(event.body) is not ToolLease]  # of the log, not of the reply
+        shown = [event for event in own if not isinstance(event.body, ToolLease | ToolExpired)]  # these are of the log
         share.ticket.generation.put_committed(shown, share.logprobs)

@@ -1,6 +1,6 @@
 """Branches that change history: the parent's events committed again, edited, under a session of their own (pure)."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import orjson
@@ -103,6 +103,7 @@ def replayed(
     state = state.after(ev.Event(first, 1, 0, ev.Forked(0, first, ev.GenParams())))
     calls: dict[int, int] = {}
     bodies: list[ev.Body] = []
+    again = _read_again(events[first:], dropped)
     for event in events[first:]:
         edit = replacing.get(event.event_id)
         body: ev.Body | None = None
@@ -112,7 +113,7 @@ def replayed(
             if not len(tokens):
                 raise errors.ProtocolMisuse("the replacement's text has no tokens")
             body = ev.Message(edit.role, edit.text, [*lead(state, dialect), *tokens])
-        elif event.event_id not in dropped and isinstance(event.body, CARRIED):
+        elif event.event_id not in dropped and event.event_id not in again and isinstance(event.body, CARRIED):
             moves.keep(old, state, event.body)
             body = _carried(event.body, calls, moves)
         old = old.after(event)
@@ -123,6 +124,20 @@ def replayed(
             bodies.append(declaring(body, tools))
             state = state.after(ev.Event(state.n_events, 1, 0, body))
     return bodies
+
+
+def _read_again(events: Sequence[ev.Event], dropped: Container[int]) -> set[int]:
+    """The calls that a limit cut, of those whose rest is carried too: that is read as another call."""
+    again: set[int] = set()
+    waiting: list[int] = []
+    for event in events:
+        if isinstance(event.body, ev.ToolExpired) and event.body.reason == ev.CONTINUED:
+            waiting.append(event.body.call_id)
+        elif isinstance(event.body, ev.Generated):
+            if event.event_id not in dropped:
+                again.update(waiting)
+            waiting.clear()
+    return again
 
 
 def _carried(body: ev.Body, calls: dict[int, int], moves: "_Moves") -> ev.Body | None:

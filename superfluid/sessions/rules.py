@@ -16,7 +16,7 @@ from superfluid.link.session_api import LedgerEntry
 from superfluid.sessions import errors
 from superfluid.sessions.declared import declaring
 from superfluid.sessions.session import Session
-from superfluid.sessions.state import OPEN_CALLS, Call, State, Tail
+from superfluid.sessions.state import OPEN_CALLS, Call, State, Tail, TurnCall
 from superfluid.sessions.store import Record, Store
 
 CHAT_ROLES = frozenset({ev.Role.SYSTEM, ev.Role.USER, ev.Role.ASSISTANT})
@@ -24,6 +24,7 @@ BLOCK_ROLES = CHAT_ROLES | {ev.Role.TOOL}
 IMAGE_KIND = 7
 HIGHEST_CLASS = 3
 U64_MAX = (1 << 64) - 1
+RECENT = 64  # events among which the last one with tokens is looked for after a restart
 
 Span = Sequence[int]
 
@@ -314,6 +315,31 @@ def opening(state: State, dialect: Dialect, thinking: bool | None = None) -> lis
     if state.tail is Tail.INPUT or state.tail is Tail.FINISHED_TURN:
         return list(dialect.opener(state.tail is Tail.FINISHED_TURN, thinking))
     return []
+
+
+def cut_calls(state: State, start: int) -> list[TurnCall]:
+    """The calls that were read of the tool-call run which begins at `start` in the stream, where a limit cut it."""
+    return [call for call in state.turn_calls if call.place > start]
+
+
+def may_expire(target: Session, call: int) -> bool:
+    """Whether a call is open, or an ancestor's: a child that goes on with it notes so in its own timeline."""
+    entry = target.whole_ahead().ledger.get(call)
+    return entry is None or entry.state in OPEN_CALLS
+
+
+def torn_call(target: Session) -> bool:
+    """Whether a restart came right behind tokens of a tool call: what it was read as did not reach the disk."""
+    behind: ev.Body | None = None
+    for event in reversed(target.events(max(target.n_events - RECENT, 0))):
+        body = event.body
+        if len(getattr(body, "span", None) or ()):
+            call = isinstance(body, ev.Generated) and body.channel == ev.Channel.TOOL_CALL
+            return call and isinstance(behind, ev.EpochBump)
+        if isinstance(body, ev.ToolUse | ev.ToolParseFailure):
+            return False
+        behind = body
+    return False
 
 
 def expired_calls(target: Session, now_ms: int) -> list[Record]:

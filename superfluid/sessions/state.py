@@ -51,11 +51,24 @@ class Tail(IntEnum):
     FINISHED_TURN = 5
 
 
+@attrs.frozen
+class TurnCall:
+    """A call in a turn that is open: its event id, and the length of the stream when it was read. `again`: its text was
+    read once more, and it expired."""
+
+    id: int
+    place: int
+    name: str
+    arguments: str
+    again: bool = False
+
+
 class State:
     """A session after some number of its events. Never changed once made; `tokens` are kept beside it.
 
     `turn_start` is the index in the stream where the turn that a generation would continue begins, or None; its
-    first `opener_tokens` are the opener's.
+    first `opener_tokens` are the opener's. `turn_calls` are the calls read in it, inherited ones too, in order;
+    those that were read again go with the next one.
     """
 
     __slots__ = (
@@ -77,6 +90,7 @@ class State:
         "tail",
         "title",
         "touched_ms",
+        "turn_calls",
         "turn_start",
     )
 
@@ -95,6 +109,7 @@ class State:
     tail: Tail
     turn_start: int | None
     opener_tokens: int
+    turn_calls: tuple[TurnCall, ...]
     ledger: Mapping[int, LedgerEntry]
     permissions: Mapping[int, int]
     purged: ev.Descendants | None
@@ -116,6 +131,7 @@ class State:
         new.fingerprint = self.fingerprint
         new.tail = self.tail
         new.turn_start, new.opener_tokens = self.turn_start, self.opener_tokens
+        new.turn_calls = self.turn_calls
         new.ledger = self.ledger
         new.permissions = self.permissions
         new.purged = self.purged
@@ -147,6 +163,7 @@ class State:
             "tail",
             "turn_start",
             "opener_tokens",
+            "turn_calls",
             "ledger",
             "permissions",
         ):
@@ -173,6 +190,7 @@ def new_state() -> State:
     state.last_finish = state.touched_ms = 0
     state.fingerprint = state.turn_start = state.purged = None
     state.opener_tokens = 0
+    state.turn_calls = ()
     state.tail = Tail.EMPTY
     state.ledger = state.permissions = EMPTY
     return state
@@ -188,6 +206,7 @@ def branch(parent: State, current: State) -> State:
     child.fingerprint = parent.fingerprint
     child.tail = parent.tail
     child.turn_start, child.opener_tokens = parent.turn_start, parent.opener_tokens
+    child.turn_calls = parent.turn_calls
     child.qos_class = current.qos_class
     child.batch_invariant = current.batch_invariant
     return child
@@ -200,7 +219,7 @@ def _extend(state: State, span: Any, tail: Tail) -> None:
     if len(span):
         state.n_tokens += len(span)
         state.tail = tail
-        state.turn_start = None
+        state.turn_start, state.turn_calls = None, ()
 
 
 def _appended(state: State, event_id: int, body: ev.Appended) -> None:
@@ -226,7 +245,7 @@ def _generated(state: State, event_id: int, body: ev.Generated) -> None:
         state.n_tokens += len(body.span)
         state.tail = Tail.FINISHED_TURN if ended else Tail.OPEN_TURN
     if ended:
-        state.turn_start = None
+        state.turn_start, state.turn_calls = None, ()
 
 
 def _fingerprint(state: State, event_id: int, body: ev.GenerationFingerprint) -> None:
@@ -243,6 +262,9 @@ def _tool_use(state: State, event_id: int, body: ev.ToolUse) -> None:
         late_effects=0,
     )
     state.ledger = {**state.ledger, event_id: entry}
+    if state.turn_start is not None:
+        before = [call for call in state.turn_calls if not call.again]
+        state.turn_calls = (*before, TurnCall(event_id, state.n_tokens, body.name, body.arguments))
 
 
 def _change(of: State, call: int, **changes: Any) -> None:
@@ -264,6 +286,10 @@ def _tool_result(state: State, event_id: int, body: ev.ToolResult) -> None:
 
 def _tool_expired(state: State, event_id: int, body: ev.ToolExpired) -> None:
     _close(state, body.call_id, Call.EXPIRED)
+    if body.reason == ev.CONTINUED:
+        state.turn_calls = tuple(
+            attrs.evolve(call, again=True) if call.id == body.call_id else call for call in state.turn_calls
+        )
 
 
 def _tool_outcome(state: State, event_id: int, body: ev.ToolOutcome) -> None:
@@ -322,7 +348,7 @@ def _purged(state: State, event_id: int, body: ev.Purged) -> None:
     state.title = None
     state.n_tokens = 0
     state.ledger = state.permissions = EMPTY
-    state.tail, state.turn_start = Tail.EMPTY, None
+    state.tail, state.turn_start, state.turn_calls = Tail.EMPTY, None, ()
 
 
 EFFECTS: dict[type[ev.Body], Effect] = {

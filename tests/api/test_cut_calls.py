@@ -28,3 +28,20 @@ async def test_calls_cut_by_max_tokens(home: Path, scripted_gguf: Callable[[str]
             call = bodies[limit][-1]
             assert isinstance(call, ToolUse)
             assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": city})
+
+
+async def test_a_client_sees_one_call(home: Path, scripted_gguf: Callable[[str], Path]) -> None:
+    async with serving(home, scripted_gguf("split_tool")) as server, server.client() as client:
+        session = await client.session()
+        await session.user("Weather?")
+        first = await session.generate(4)
+        branch = await session.fork()
+        second = await session.generate(20)
+        assert {type(event.body) for event in (*first.events, *second.events)} == {Generated, ToolUse}
+        await branch.generate(20)
+        for one in (session, branch):
+            (call,) = await one.open_tool_calls()
+            assert (call.name, call.arguments) == ("get_weather", '{"city":"Paris"}')
+            assert [message.tool_calls for message in await one.messages()][-1] == [call]
+            await one.tool_result(call, "sunny")
+            assert await one.open_tool_calls() == []

@@ -252,3 +252,6 @@ def test_a_call_that_a_limit_cut_goes_on_as_that_call(served: Served, cuts: list
         assert "".join(body.text for body in generated) == '\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n'
         calls = [event.body for event in session.events() if isinstance(event.body, ToolUse)]
         assert (calls[-1].name, calls[-1].arguments) == ("get_weather", '{"city":"Paris"}')
+        (call,) = session.open_tool_calls()
+        assert (call.name, call.arguments) == ("get_weather", '{"city":"Paris"}')
+        assert session.messages()[-1].tool_calls == [call]
