@@ -1,20 +1,25 @@
 """What a thousand followers cost: the CPU of a delivery, and what the lane that they follow keeps of its rate.
 
-    python -m bench.subscribers [MODEL] [--followers 1000] [--reply 128] [--rounds 5] [--deliveries 40]
+    python -m bench.subscribers [MODEL] [--followers 1000] [--reply 128] [--rounds 5] [--deliveries 16]
+                               [--threads N]
 
 First deliveries without a lane: text is appended to a session, one event at a time, each when all have the last one;
 by the CPU time of the server's process and of the followers', less that of the same appends with nobody following. Then
 a lane: a session generates alone, followed by committed events, followed with provisional text, and followed with
 provisional text that nobody reads before the reply is over (what the others lose more is the readers'). The cases take
-turns, the first round is dropped, ratios are of one round.
+turns, the first round is dropped, ratios are of one round. Beside what a case keeps of the rate stands what it costs:
+CPU seconds of the server's process a second, less those of the lane alone, as a share of one core. `--threads` are
+those that the worker decodes with: with one less than there are cores, deliveries and the lane do not share any.
 
-The followers are one process with a socket each. It keeps what it reads, and checks it at the end: every follower must
-have every event once and in order, and previews that make up the text. Lateness is from an event's time in the log
-(before its sync) to its arrival at followers that are read at once.
+The followers are one process with a socket each, which yields to all others (nice 19): in life they are on other
+machines. It keeps what it reads, and checks it at the end: every follower must have every event once and in order, and
+previews that make up the text. Lateness is from an event's time in the log (before its sync) to its arrival at
+followers that are read at once, what these wait for a core included.
 """
 
 import argparse
 import multiprocessing
+import os
 import select
 import socket
 import statistics
@@ -29,6 +34,7 @@ import attrs
 import psutil
 
 from bench.systems import System, start_superfluid
+from superfluid.api.fanout import LONGEST
 from superfluid.client import Client, Sampling, Session
 from superfluid.client.frames import LENGTH, frame
 from superfluid.link import postcard, session_api as api
@@ -38,7 +44,8 @@ from superfluid.llama.search import home_directory
 
 READ_BYTES = 16 * 1024
 TIMED = 8  # followers of a case whose lateness is taken
-APART = 0.4  # seconds between appends: no two go out together
+APART = 1.5 * LONGEST  # seconds between appends: no two go out together
+NICEST = 19
 CONTINUED = bytes(range(0x80, 0x100))  # all of a varint but its last byte
 APPENDED, ALONE, UNREAD = "appended", "alone", "unread"
 FOLLOWED = {APPENDED: False, "committed": False, "provisional": True, UNREAD: True}  # whether with provisional text
@@ -90,6 +97,7 @@ class Follower:
 
 def crowd(path: str, sessions: dict[str, int], each: int, told: Connection) -> None:
     """Subscribe `each` times to the session of every case, and read; told a case, read what its followers did not."""
+    os.nice(NICEST)
     poll = select.epoll()
     followers: dict[int, Follower] = {}
     for case, session in sessions.items():
@@ -204,11 +212,15 @@ def main() -> None:
     parser.add_argument("--reply", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5, help="0: deliveries alone")
     parser.add_argument("--deliveries", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=0, help="of the worker's decoding; 0: one for every core")
     arguments = parser.parse_args()
     model = arguments.model or demo_model(home_directory())
     with tempfile.TemporaryDirectory(prefix="sf-") as folder:
         path = Path(folder) / "s.sock"
-        system = start_superfluid(model, 4, 8192, "--socket", str(path), "--sessions", str(Path(folder) / "sessions"))
+        extra = ["--socket", str(path), "--sessions", str(Path(folder) / "sessions")]
+        if arguments.threads:
+            extra += ["--llamacpp-threads", str(arguments.threads)]
+        system = start_superfluid(model, 4, 8192, *extra)
         try:
             measure(system, path, arguments)
         finally:
@@ -259,15 +271,21 @@ def measure(system: System, path: Path, arguments: argparse.Namespace) -> None:
         pairs = list(zip(spent[case], spent[ALONE], strict=True))
         ratio = statistics.median(alone.seconds / one.seconds for one, alone in pairs)
         rate = statistics.median(arguments.reply / one.seconds for one in spent[case])
-        seconds = sum(one.seconds for one in spent[case])
-        server_share = sum(one.server for one in spent[case]) / seconds * 100
-        readers_share = sum(one.readers for one in spent[case]) / seconds * 100
+        if case == ALONE:
+            print(f"{case:12} {rate:6.1f} tokens/s; of a core: server {share(spent[case], 'server'):.1f} %")
+            continue
+        more, readers_share = (share(spent[case], who) - share(spent[ALONE], who) for who in ("server", "readers"))
         print(
-            f"{case:12} {rate:6.1f} tokens/s ({ratio:.3f}); of a core: server {server_share:.1f} %, "
+            f"{case:12} {rate:6.1f} tokens/s ({ratio:.3f}); of a core, over {ALONE}: server {more:.1f} %, "
             f"readers {readers_share:.1f} %"
         )
-        if case in found:
-            tell(case, found[case], followers)
+        tell(case, found[case], followers)
+
+
+def share(rounds: list[Spent], who: str) -> float:
+    """Of one core, in percent: what the server's or the readers' process took in those rounds."""
+    cpu: float = sum(getattr(one, who) for one in rounds)
+    return cpu / sum(one.seconds for one in rounds) * 100
 
 
 def tell(case: str, heard: Heard, followers: int) -> None:
