@@ -19,10 +19,14 @@ from superfluid.link import postcard
 from superfluid.link.events import Event, is_long
 from superfluid.sessions.subscriptions import MOST_BEHIND, Feed, Message, Subscription
 
-SHARE = 0.02
-"""Of one core: what deliveries to all feeds may take. What is new meanwhile goes out with the next one."""
+SHARE = 0.01
+"""Of one core: what deliveries to all feeds may take. What is new meanwhile goes out with the next one.
 
-LONGEST = 0.25  # seconds between two deliveries at most, whatever they cost
+A delivery costs about 20 us to one follower and 5 us to each of many: eight sessions with a follower each are brought
+up to date every 15 ms, a hundred followers of one session every 20 to 50 ms, a thousand every 0.3 to 0.5 s.
+"""
+
+LONGEST = 0.5  # seconds between two deliveries at most, whatever they cost
 AT_ONCE = 128  # sockets written to before others have their turn, a lane's tick among them: about 0.3 ms
 MOST_BYTES = 64 * 1024  # of a delivery's frames; larger ones each follower's own task sends, as its socket takes them
 BEFORE_BODY = 15  # bytes of a frame at most: length, variant, number
