@@ -83,6 +83,14 @@ int64_t sf_tokens_count(const uint8_t *data, size_t length, size_t offset, size_
     return (int64_t)offset;
 }
 
+int64_t sf_varint_decode(const uint8_t *data, size_t length, size_t offset, uint64_t *value)
+{
+    if (offset > length)
+        return SHORT;
+    const int64_t used = get(data + offset, length - offset, MAX_U64, 0x01, value);
+    return used < 0 ? used : (int64_t)offset + used;
+}
+
 int64_t sf_tokens_decode(const uint8_t *data, size_t length, size_t offset, uint32_t *out, size_t count)
 {
     size_t i = 0;

@@ -6,3 +6,6 @@ size_t sf_tokens_encode(const uint32_t *values, size_t count, uint8_t *out);
    or past its width. */
 int64_t sf_tokens_count(const uint8_t *data, size_t length, size_t offset, size_t *count);
 int64_t sf_tokens_decode(const uint8_t *data, size_t length, size_t offset, uint32_t *out, size_t count);
+
+/* Read one u64 varint; the same returns. */
+int64_t sf_varint_decode(const uint8_t *data, size_t length, size_t offset, uint64_t *value);

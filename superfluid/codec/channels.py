@@ -53,8 +53,18 @@ class Run:
     closes: bool
 
 
+class Plain(NamedTuple):
+    """The channel that stands open: tokens add their bytes in `table` to its text, but for those in `special`."""
+
+    channel: int
+    special: frozenset[int]
+    table: TokenBytes
+
+
 class Splitter(Protocol):
     """Splits a token stream into segments, whatever its slices."""
+
+    table: TokenBytes
 
     @property
     def channel(self) -> int:
@@ -71,6 +81,11 @@ class Splitter(Protocol):
         """The token that ends the open channel."""
         ...
 
+    @property
+    def special(self) -> frozenset[int] | None:
+        """The tokens that do more now than add their bytes to the open channel; none: any may."""
+        ...
+
     def feed(self, tokens: Sequence[int]) -> list[Segment]: ...
     def flush(self) -> bytes:
         """Bytes still held back, at the end of the stream."""
@@ -84,10 +99,10 @@ class Splitter(Protocol):
 class PairSplitter:
     """Channels between opener and closer tokens: outside a pair an opener enters, inside only its closer leaves."""
 
-    __slots__ = ("_held", "_literals", "_matched", "_pair", "_pairs", "_special", "_table", "_terminators", "ended")
+    __slots__ = ("_held", "_literals", "_matched", "_pair", "_pairs", "_special", "_terminators", "ended", "table")
 
     def __init__(self, table: TokenBytes, pairs: Sequence[Pair], terminators: Iterable[int] = ()) -> None:
-        self._table = table
+        self.table = table
         self._pairs = pairs
         self._terminators = frozenset(terminators)
         self._literals = {token: text for pair in pairs for token, text in pair.literals}
@@ -106,6 +121,10 @@ class PairSplitter:
     def closer(self) -> int | None:
         return self._pair.close if self._pair else None
 
+    @property
+    def special(self) -> frozenset[int] | None:
+        return None if self.ended or self._matched >= 0 else self._special
+
     def open_channel(self, channel: int) -> None:
         if self._pair is None:
             self._pair = next((p for p in self._pairs if p.channel == channel), None)
@@ -119,7 +138,7 @@ class PairSplitter:
         if not tokens:
             return []
         if self._matched < 0 and not self.ended and self._special.isdisjoint(tokens):
-            return [Segment(list(tokens), self._table.join(tokens), self.channel, False)]
+            return [Segment(list(tokens), self.table.join(tokens), self.channel, False)]
         segments: list[Segment] = []
         span: list[int] = []
         data: list[bytes] = []
@@ -159,7 +178,7 @@ class PairSplitter:
 
     def _text(self, token: int, data: list[bytes]) -> None:
         """The bytes of one text token, held back while they may be the name of the open pair."""
-        piece = self._table.of(token)
+        piece = self.table.of(token)
         if self._matched < 0 or self._pair is None:
             data.append(piece)
         elif token == self._pair.name[self._matched]:
@@ -202,6 +221,14 @@ class Router:
     def ended(self) -> bool:
         """Whether the committed tokens hold a terminator: the turn ended as by end of sequence."""
         return self._splitter.ended
+
+    @property
+    def plain(self) -> Plain | None:
+        """What tokens mean ahead of the commit; none where any may do more than add to the text, or half a character
+        is open."""
+        ahead = self._ahead
+        special = ahead.special
+        return None if special is None or self._ahead_text.unfinished else Plain(ahead.channel, special, ahead.table)
 
     def provisional(self, tokens: Sequence[int]) -> list[Piece]:
         """The text in `tokens`, in order; what has none is left out, but for the ends of tool calls."""

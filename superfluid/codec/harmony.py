@@ -16,12 +16,24 @@ class HarmonySplitter:
     """Starts in a header: the prompt ends with `<|start|>assistant`. Header tokens belong to the span of the body
     that follows; where a slice ends inside a header they are a segment without text."""
 
-    __slots__ = ("_body", "_carried", "_constrained", "_header", "_ids", "_names", "_table", "ended", "terminate")
+    __slots__ = (
+        "_body",
+        "_carried",
+        "_constrained",
+        "_header",
+        "_ids",
+        "_names",
+        "_special",
+        "ended",
+        "table",
+        "terminate",
+    )
 
     def __init__(self, table: TokenBytes, ids: Mapping[str, int], *, terminate: bool = True) -> None:
-        self._table = table
+        self.table = table
         self._ids = ids
         self._names = {ids[name]: name for name in (*NEEDED, CONSTRAIN) if name in ids}
+        self._special = frozenset(self._names)
         self._body: int | None = None  # the channel of the open body; None: in a header
         self._header: list[bytes] = []
         self._carried = b""  # a recipient that stood before the channel
@@ -36,6 +48,10 @@ class HarmonySplitter:
     @property
     def closer(self) -> int | None:
         return None if self._body is None else self._ids[END]
+
+    @property
+    def special(self) -> frozenset[int] | None:
+        return None if self._body is None or self.ended else self._special
 
     def open_channel(self, channel: int) -> None:
         """A forced call writes its own header."""
@@ -81,9 +97,9 @@ class HarmonySplitter:
             else:
                 span.append(token)
                 if self._body is not None:
-                    data.append(self._table.of(token))
+                    data.append(self.table.of(token))
                 elif not self._constrained:
-                    self._header.append(self._table.of(token))
+                    self._header.append(self.table.of(token))
         cut(False)
         return segments
 

@@ -13,6 +13,11 @@ class Utf8Stream:
     def __init__(self) -> None:
         self._tail = b""
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether the bytes so far end inside a character."""
+        return bool(self._tail)
+
     def feed(self, data: bytes) -> str:
         """The characters that `data` completes."""
         if self._tail:

@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +18,8 @@ from superfluid.link.codes import OpState
 from superfluid.link.envelope import EnvelopeError, Frame
 from superfluid.link.linkw import RING_IN, RING_LOGITS, RING_OUT
 from superfluid.link.postcard import PostcardError
-from superfluid.scheduler.link import EngineRefused, LinkFault, WorkerGone
+from superfluid.link.relay import Relay, TextOut
+from superfluid.scheduler.link import EngineRefused, LinkFault, OnEmit, WorkerGone
 from superfluid.shm.control import Control
 from superfluid.shm.descriptors import send_descriptor_async
 from superfluid.shm.ring import Ring
@@ -28,7 +29,6 @@ CONTROL_TAG = 0xC0
 CONTROL_BYTES = 64
 SLOT_HEADER = 16
 
-OnLaneEmit = Callable[[int, list[int]], None]
 M = TypeVar("M")
 
 
@@ -64,7 +64,9 @@ class WorkerLink:
         self._outbound = rings[RING_OUT]
         self._requests = trio.Lock()
         self._awaited: dict[int, _Awaited] = {}  # by the seq of the request
-        self._on_emit: OnLaneEmit | None = None
+        self._on_emit: OnEmit | None = None
+        self._relay: Relay | None = None  # while `run` reads
+        self._texts: Mapping[int, TextOut] = {}  # of the tick that runs, by lane
         self._gone: str | None = None
         self._unread = False  # the worker ended without reading the last request
         self._state_ops = StateOps(channel, descriptors, lambda release: self._unanswered.append(release))
@@ -132,7 +134,9 @@ class WorkerLink:
         `describe` may say better how the process ended than the end of its stream does.
         """
         why = "the worker closed its link"
+        relay: Relay | None = None
         try:
+            relay = self._relay = self._channel.relayed()
             try:
                 while frames := await self._channel.receive_frames():
                     for frame in frames:
@@ -147,6 +151,11 @@ class WorkerLink:
             why = f"the link to the worker broke: {error}"
         finally:
             self._gone = why
+            self._relay = None
+            if relay is not None:
+                relay.close()
+            for tag in self._texts:
+                self._take_over(tag)
             for awaited in self._awaited.values():
                 awaited.answered.set()
             self._state_ops.worker_gone(why)
@@ -156,6 +165,8 @@ class WorkerLink:
         if frame.correlation_id:
             awaited = self._awaited.pop(frame.correlation_id, None)
             if awaited is not None:
+                for tag in self._texts if isinstance(awaited.request, linkw.TickSubmit) else ():
+                    self._take_over(tag)
                 awaited.frame = frame
                 awaited.answered.set()
             return
@@ -165,9 +176,16 @@ class WorkerLink:
             return  # an unsolicited frame that does not decode is dropped; the result is authoritative
         if isinstance(message, linkw.TickEmit):
             if self._on_emit is not None:
-                self._on_emit(message.lane_tag, message.tokens)
+                self._take_over(message.lane_tag)
+                self._on_emit(message.lane_tag, message.tokens, False)
         elif isinstance(message, linkw.StateOpDone):
             self._state_ops.ended(message)
+
+    def _take_over(self, tag: int) -> None:
+        """Hand on the tokens that went straight to the text of a lane."""
+        text = self._texts.get(tag)
+        if text is not None and self._on_emit is not None and (tokens := text.take()):
+            self._on_emit(tag, tokens, True)
 
     async def _request(
         self, message: object, expected: type[M], before: Callable[[], Awaitable[None]] | None = None
@@ -219,12 +237,25 @@ class WorkerLink:
         tokens: list[int] = self._outbound.read_tokens(ref).tolist()
         return tokens
 
-    async def tick(self, plan: linkw.TickPlan, on_emit: OnLaneEmit | None = None) -> linkw.TickEvents:
-        """Run one plan; `on_emit` is called with each lane's tokens as they stream in."""
+    async def tick(
+        self, plan: linkw.TickPlan, on_emit: OnEmit | None = None, texts: Mapping[int, TextOut] | None = None
+    ) -> linkw.TickEvents:
+        """Run one plan; `on_emit` is called with each lane's tokens as they stream in.
+
+        Those of lanes in `texts` go to their text; `on_emit` is told later, before what comes behind them.
+        """
         self._on_emit = on_emit
+        if texts and self._relay is not None:
+            self._texts = texts
+            for tag, text in texts.items():
+                self._relay.lend(tag, text)
         try:
             result = await self._request(linkw.TickSubmit(plan), linkw.TickResult)
         finally:
+            if self._texts:
+                if self._relay is not None:
+                    self._relay.take_back()
+                self._texts = {}
             self._on_emit = None
         if isinstance(result, linkw.TickAccepted):
             if result.events.plan_seq != plan.plan_seq:

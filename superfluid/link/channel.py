@@ -5,7 +5,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from superfluid.link.envelope import Decoder, EnvelopeError, Frame, VersionMismatch, begin_frame, end_frame
@@ -16,6 +16,8 @@ from superfluid.link.schema import once_per_class, union_of
 
 if TYPE_CHECKING:
     import trio
+
+    from superfluid.link.relay import Relay
 
 SOCKET_BUFFER = 1 << 20  # so that a peer busy for a moment holds up no tick
 _READ_BYTES = 1 << 16
@@ -84,6 +86,10 @@ class _Inbound:
         except EnvelopeError as error:
             self.failure = error
         return frames
+
+    def rest(self) -> bytes:
+        """Take out the bytes of a frame that is begun."""
+        return self._decoder.rest()
 
 
 class BlockingChannel:
@@ -154,8 +160,10 @@ class AsyncChannel:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             stream.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
         self._stream = stream
+        self._version = version
         self._framer = Framer(version, table)
         self._inbound = _Inbound(version, table)
+        self._receive: Callable[[], Awaitable[bytes | bytearray]] = functools.partial(stream.receive_some, _READ_BYTES)
         self._sending = trio.StrictFIFOLock()
         self._whole = functools.partial(trio.CancelScope, shield=True)
 
@@ -182,7 +190,15 @@ class AsyncChannel:
         Raises EnvelopeError, which ends the link, and trio.BrokenResourceError.
         """
         while self._inbound.failure is None:
-            frames = self._inbound.feed(await self._stream.receive_some(_READ_BYTES))
+            frames = self._inbound.feed(await self._receive())
             if frames or (self._inbound.ended and self._inbound.failure is None):
                 return frames
         raise self._inbound.failure
+
+    def relayed(self) -> "Relay":
+        """From now on a thread reads the stream, until whoever asked for it closes it."""
+        from superfluid.link.relay import Relay  # which needs trio
+
+        relay = Relay(self._stream.socket.fileno(), self._version, self._inbound.rest())
+        self._receive = relay.receive
+        return relay

@@ -144,6 +144,13 @@ class Decoder:
         while (frame := self.next()) is not None:
             yield frame
 
+    def rest(self) -> bytes:
+        """Take out the bytes that are fed and not taken as frames."""
+        rest = bytes(self._buffer[self._start :])
+        self._buffer.clear()
+        self._start = 0
+        return rest
+
     def eof(self) -> None:
         """The stream has ended. Raises Truncated when it did inside a frame."""
         left = len(self._buffer) - self._start

@@ -2,14 +2,16 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import attrs
 import trio
 import trio.lowlevel
 
+from superfluid.codec.channels import Plain
 from superfluid.link.events import Event, Finish, Generated
 from superfluid.link.linkw import SamplingParams
+from superfluid.link.relay import TextOut
 from superfluid.scheduler.classes import Class
 
 LAG_ITEMS = 64
@@ -38,6 +40,11 @@ class RouterLike(Protocol):
     @property
     def channel(self) -> int:
         """The channel that the committed tokens leave open."""
+        ...
+
+    @property
+    def plain(self) -> Plain | None:
+        """What the next tokens mean ahead of their commit, where that is plain."""
         ...
 
     def provisional(self, tokens: list[int]) -> Sequence[tuple[int, str, bool]]:
@@ -169,13 +176,14 @@ class TokenLogprob:
 class Provisional:
     """Text ahead of its commit; joined per channel, a prefix of what is committed. `n_tokens` it stands for.
 
-    `closes`: a tool call ends with it.
+    `closes`: a tool call ends with it. `written`: it went to the client already, through the generation's text out.
     """
 
     channel: int
     text: str
     n_tokens: int
     closes: bool = False
+    written: bool = False
 
 
 @attrs.define
@@ -226,6 +234,7 @@ class Generation:
         self._unread = 0
         self._reader: trio.lowlevel.Task | None = None
         self.notify: Callable[[], None] | None = None  # called at each new item, for one who reads several with `take`
+        self.text_out: Callable[[], TextOut | None] | None = None  # where text may go without waiting, if it may now
         self._over = False  # Ended was put in
         self._closed = False  # nobody reads any more
         self.ttft: float | None = None  # seconds from admission to the first token, as soon as there is one
@@ -275,6 +284,11 @@ class Generation:
             self._unread -= _tokens(item.events)
         return item
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there is an item to take."""
+        return bool(self._items)
+
     def take(self) -> list[Item]:
         """Every item that is there, without waiting."""
         items = list(self._items)
@@ -301,18 +315,20 @@ class Generation:
 
     # ---- the scheduler's side
 
-    def put_provisional(self, channel: int, text: str, n_tokens: int, closes: bool = False) -> None:
+    def put_provisional(
+        self, channel: int, text: str, n_tokens: int, closes: bool = False, written: bool = False
+    ) -> None:
         """Hand on text ahead of its commit, merged with what the reader has not taken yet."""
         if self._closed or self._over:
             return
         if self._items:
             last = self._items[-1]
-            if isinstance(last, Provisional) and last.channel == channel and not last.closes:
+            if _continues(last, channel, written):
                 last.text += text
                 last.n_tokens += n_tokens
                 last.closes = closes
                 return
-        self._put(Provisional(channel, text, n_tokens, closes))
+        self._put(Provisional(channel, text, n_tokens, closes, written))
 
     def put_committed(self, events: list[Event], logprobs: list[TokenLogprob]) -> None:
         """Hand on durable events; a reader that is too far behind is dropped."""
@@ -355,7 +371,7 @@ class Generation:
 
     def _merge(self) -> None:
         """Join previews over the commits between them: previews may run ahead, never behind."""
-        previews: deque[Item] = deque()
+        previews: deque[Provisional] = deque()
         committed = Committed([], [])
         end: Ended | None = None
         for item in self._items:
@@ -364,18 +380,13 @@ class Generation:
                 committed.logprobs += item.logprobs
             elif isinstance(item, Ended):
                 end = item
-            elif (
-                previews
-                and isinstance(last := previews[-1], Provisional)
-                and last.channel == item.channel
-                and not last.closes
-            ):
+            elif previews and _continues(last := previews[-1], item.channel, item.written):
                 last.text += item.text
                 last.n_tokens += item.n_tokens
                 last.closes = item.closes
             else:
                 previews.append(item)
-        self._items = previews
+        self._items = deque(previews)
         if committed.events:
             self._items.append(committed)
         if end is not None:
@@ -397,6 +408,11 @@ class Failure:
     LAGGED = "lagged"
     RETIRED = "model_retired"
     STOPPED = "stopped"
+
+
+def _continues(item: Item, channel: int, written: bool) -> TypeGuard[Provisional]:
+    """Whether text of a channel belongs to the same preview as an item."""
+    return isinstance(item, Provisional) and item.channel == channel and item.written == written and not item.closes
 
 
 def _tokens(events: Sequence[Event]) -> int:

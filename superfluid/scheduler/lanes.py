@@ -19,6 +19,7 @@ from superfluid.link.events import (
     ToolUse,
 )
 from superfluid.link.linkw import TokenRef
+from superfluid.link.relay import TextOut
 from superfluid.scheduler.classes import Class
 from superfluid.scheduler.generation import CodecLike, Ended, Generation, Job, OpenCall
 from superfluid.scheduler.planner import PlannedLane
@@ -120,8 +121,13 @@ class Ticket:
 
     # ---- routing: tokens to provisional text and to records
 
-    def stream_out(self, tokens: list[int]) -> list[tuple[int, str]]:
-        """Show tokens ahead of their commit; the pieces of text and reasoning they made."""
+    def text_out(self) -> TextOut | None:
+        """Where the next tokens may go as they come: all before them were shown, and the first one was timed."""
+        shown = self.first_token_at is not None and self.job.want_provisional and self.shown == len(self.produced)
+        return self.generation.text_out() if shown and self.generation.text_out is not None else None
+
+    def stream_out(self, tokens: list[int], written: bool = False) -> list[tuple[int, str]]:
+        """Show tokens ahead of their commit, unless they are `written`; the pieces of text and reasoning they made."""
         router = self.job.router
         if self.shown < len(self.produced):  # made while nobody watched
             router.provisional(self.produced[self.shown :])
@@ -133,7 +139,7 @@ class Ticket:
             shown = [piece for piece in pieces if piece[0] != TOOL_CALL or self.job.want_calls]
             for behind, (channel, text, closes) in zip(range(len(shown) - 1, -1, -1), shown, strict=True):
                 count = 0 if behind else self.uncounted  # a piece counts no token that is behind it
-                self.generation.put_provisional(channel, text, count, closes)
+                self.generation.put_provisional(channel, text, count, closes, written)
                 self.uncounted -= count
         return [(channel, text) for channel, text, _ in pieces if channel != TOOL_CALL]
 

@@ -1,6 +1,6 @@
 """What the scheduler needs of a worker: the Link W requests, and the errors they can end in (no I/O here)."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -9,10 +9,12 @@ import numpy.typing as npt
 
 from superfluid.link import linkw
 from superfluid.link.codes import Status as Status, status_name as status_name
+from superfluid.link.relay import TextOut
 from superfluid.shm.segment import Segment
 
-OnEmit = Callable[[int, list[int]], None]
-"""Takes a lane's tag and the tokens it has just made, while its tick still runs. Must not block."""
+OnEmit = Callable[[int, list[int], bool], None]
+"""Takes a lane's tag and the tokens it has just made, while its tick still runs, and whether the lane's text out has
+written them. Must not block."""
 
 
 class EngineRefused(Exception):
@@ -116,8 +118,12 @@ class EngineLink(Protocol):
     def read_tokens(self, ref: linkw.TokenRef) -> list[int]:
         """Tokens of the token-out ring. Raises superfluid.shm.ring.RingError for a stale or bad reference."""
 
-    async def tick(self, plan: linkw.TickPlan, on_emit: OnEmit) -> linkw.TickEvents:
-        """Raises EngineRefused (the plan left no trace), LinkFault, WorkerGone."""
+    async def tick(
+        self, plan: linkw.TickPlan, on_emit: OnEmit, texts: Mapping[int, TextOut] | None = None
+    ) -> linkw.TickEvents:
+        """Run a plan. Tokens of lanes in `texts` may go to their text as they come, and `on_emit` is told later.
+
+        Raises EngineRefused (the plan left no trace), LinkFault, WorkerGone."""
 
     async def match(self, span: linkw.TokenRef, space_id: int = linkw.ALL_SPACES) -> linkw.MatchRes: ...
 

@@ -10,6 +10,7 @@ import trio
 from superfluid.link import linkw
 from superfluid.link.codes import AdmitStatus, PlanFlag, Status, status_name
 from superfluid.link.events import Finish
+from superfluid.link.relay import TextOut
 from superfluid.observe.metrics import ModelMetrics
 from superfluid.observe.tasks import asker
 from superfluid.scheduler.admission import ContextExceeded, NotAdmitted, NotYet, Worker, admit_of
@@ -462,7 +463,7 @@ class Scheduler:
         """Send a plan, with half of its admits again and again while they do not fit; none when nothing is left."""
         while True:
             try:
-                return await worker.link.tick(wire, self._on_emit)
+                return await worker.link.tick(wire, self._on_emit, self._texts())
             except WorkerGone as gone:
                 for lane in self._roster:
                     lane.new = lane.new and gone.unread
@@ -499,8 +500,17 @@ class Scheduler:
         if not alone:
             self._no_admission_before = self.ticks + DEFERRED_TICKS
 
-    def _on_emit(self, tag: int, tokens: list[int]) -> None:
-        """Tokens of a lane while its tick runs."""
+    def _texts(self) -> dict[int, TextOut]:
+        """Where tokens of this tick go without a pass through the event loop, by lane."""
+        texts = {lane.tag: lane.ticket.text_out() for lane in self._roster if not lane.new and not lane.finishing}
+        return {
+            tag: text
+            for tag, text in texts.items()
+            if text is not None and self._roster.by_tag[tag].ticket.job.session not in self._watchers
+        }
+
+    def _on_emit(self, tag: int, tokens: list[int], written: bool) -> None:
+        """Tokens of a lane while its tick runs; `written` by its text out."""
         lane = self._roster.by_tag.get(tag)
         if lane is None or lane.finishing or not tokens:
             return
@@ -511,7 +521,7 @@ class Scheduler:
             ticket.generation.ttft = max(ticket.first_token_at - ticket.admitted_at, 0.0)
         sinks = self._watchers.sinks(ticket.job.session, self.ticks)
         if ticket.job.want_provisional or sinks:
-            pieces = ticket.stream_out(tokens)
+            pieces = ticket.stream_out(tokens, written)
             for sink in sinks:
                 for channel, text in pieces:
                     sink(channel, text)

@@ -12,7 +12,7 @@ from superfluid.link.codes import FORK_PRIVATE, Status
 from superfluid.scheduler.admission import Worker
 from superfluid.scheduler.lanes import Lane, Ticket
 from superfluid.scheduler.link import EngineRefused, LinkFault
-from superfluid.scheduler.rates import Rates
+from superfluid.scheduler.rates import PREFILL_SAMPLE, Rates
 
 WAIT_TICKS = 64
 """Longest wait for a leader, from the enqueue."""
@@ -100,9 +100,11 @@ class SharedPrefixes:
         return length - length % self._worker.spaces.page
 
     def _worth(self, length: int) -> bool:
-        return length >= WORTH_TOKENS or (
-            not self._head_only and (self._rates.prefill_seconds(length) or 0.0) > WORTH_SECONDS
-        )
+        if length >= WORTH_TOKENS or self._head_only:
+            return length >= WORTH_TOKENS
+        seconds = self._rates.prefill_seconds(length)
+        # an engine that nothing is known of may be a slow one; what it is waited for will tell
+        return length >= PREFILL_SAMPLE if seconds is None else seconds > WORTH_SECONDS
 
     # ---- leaders
 

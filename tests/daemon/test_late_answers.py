@@ -1,5 +1,7 @@
 """Requests that a worker answers behind others, from the daemon's end of the link."""
 
+import socket
+
 import pytest
 import trio
 import trio.testing
@@ -37,6 +39,6 @@ async def test_a_worker_that_ends_meanwhile() -> None:
             assert await state(link) > 0  # the worker has put the grammar off
             nursery.start_soon(answer)
             await trio.testing.wait_all_tasks_blocked()
-            await link._channel._stream.aclose()
+            link._channel._stream.socket.shutdown(socket.SHUT_RDWR)
             engine.let.set()
     assert caught.group_contains(WorkerGone)

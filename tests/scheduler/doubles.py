@@ -1,7 +1,7 @@
 """Doubles of the scheduler's neighbours: a link that drives a MockEngine in process, a store and a codec."""
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -9,12 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from superfluid.codec.channels import Plain
 from superfluid.engines.engine import EngineError
 from superfluid.engines.mock.config import RINGS, Knobs, MockConfig
 from superfluid.engines.mock.engine import MockEngine
 from superfluid.link import linkw
 from superfluid.link.codes import OpState, Status
 from superfluid.link.events import Body, Event, Generated
+from superfluid.link.relay import TextOut
 from superfluid.scheduler.generation import Job
 from superfluid.scheduler.link import EngineRefused, OnEmit, WorkerGone
 from superfluid.scheduler.states import BYTES, PAYLOAD_LEN, PAYLOAD_LEN_AT
@@ -82,7 +84,9 @@ class MockLink:
         tokens: list[int] = self.rings[linkw.RING_OUT].read_tokens(ref).tolist()
         return tokens
 
-    async def tick(self, plan: linkw.TickPlan, on_emit: OnEmit) -> linkw.TickEvents:
+    async def tick(
+        self, plan: linkw.TickPlan, on_emit: OnEmit, texts: Mapping[int, TextOut] | None = None
+    ) -> linkw.TickEvents:
         await self._alive()
         if (status := self.refuse_plan(plan)) != Status.Ok:
             raise EngineRefused(status)
@@ -96,10 +100,21 @@ class MockLink:
         if self.tick_s:
             await trio.sleep(self.tick_s)
         dying = self.die_at is not None and plan.plan_seq >= self.die_at
+        lent = texts or {}
+
+        def take_over(tag: int) -> None:
+            if tag in lent and (taken := lent[tag].take()):
+                on_emit(tag, taken, True)
+
         for emits in rounds[: self.emits_before_death] if dying else rounds:
             for tag, tokens in emits:
-                on_emit(tag, tokens)
+                if tag in lent and lent[tag].put(tokens):
+                    continue
+                take_over(tag)
+                on_emit(tag, tokens, False)
             await trio.lowlevel.checkpoint()
+        for tag in lent:
+            take_over(tag)
         if dying:
             self.dead = "killed by signal 9"
         await self._alive()
@@ -278,6 +293,7 @@ class WordRouter:
     def __init__(self) -> None:
         self.channel = 0
         self.pending = ""
+        self.plain: Plain | None = None  # nothing is bytes of tokens here
 
     def provisional(self, tokens: list[int]) -> list[tuple[int, str, bool]]:
         return [(0, "".join(f"{token} " for token in tokens), False)] if tokens else []

@@ -57,8 +57,21 @@ async def test_a_burst_prefills_its_prefix_once_while_the_leader_goes_on(make_be
 
 async def test_a_prefix_under_the_threshold_is_not_waited_for(make_bench: MakeBench) -> None:
     bench = make_bench(SLOW, link=make_bench.link(BIG))
-    await run_all(bench, burst(4, 512))
-    assert bench.metrics.cold_admissions_total == 4
+    async with bench.serving() as scheduler:
+        await end_of(scheduler.submit(job(50, length=512, start=20_000)))  # now the engine is known to be fast
+        for generation in [scheduler.submit(one) for one in burst(4, 512)]:
+            await end_of(generation)
+    assert bench.metrics.cold_admissions_total == 5
+
+
+@pytest.mark.parametrize(("shared", "cold"), [(512, 1), (128, 4)])
+async def test_before_anything_is_known_of_the_engine_it_may_be_slow(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, shared: int, cold: int
+) -> None:
+    monkeypatch.setattr("superfluid.engines.mock.engine.PREFILL_NS", 2_000_000)
+    bench = make_bench(SLOW, link=make_bench.link(BIG))
+    await run_all(bench, burst(4, shared))
+    assert bench.metrics.cold_admissions_total == cold
 
 
 async def test_urgent_jobs_do_not_wait(make_bench: MakeBench) -> None:

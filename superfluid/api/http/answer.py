@@ -1,5 +1,6 @@
 """The answer to one request that generates: its choices are read to their ends, whole or streamed as they come."""
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
@@ -12,6 +13,12 @@ from superfluid.api.http.app import json_response
 from superfluid.api.http.choices import Batch, Running
 from superfluid.api.http.errors import ApiError
 from superfluid.api.http.reply import Delta, Reply, Usage
+from superfluid.codec.channels import Plain
+from superfluid.link.events import Channel
+from superfluid.scheduler.generation import Provisional
+
+TEXTS = {int(Channel.TEXT): "content", int(Channel.REASONING): "reasoning_content"}
+MARK = "\0"  # in place of a text; no name of a model holds it
 
 
 class Answer(ABC):
@@ -22,6 +29,7 @@ class Answer(ABC):
         self._replies = replies
         self._line = line
         self._head = head
+        self._frames: dict[str, tuple[bytes, bytes]] = {}  # of the chunks of a text, by its name
 
     async def respond(self, stream: bool) -> Response:
         """Raises ApiError when a generation fails before the answer began."""
@@ -43,6 +51,11 @@ class Answer(ABC):
     @abstractmethod
     def _opening(self, chunks: sse.Chunks) -> list[bytes]:
         """The chunks a stream begins with."""
+
+    @property
+    def _uniform(self) -> bool:
+        """Whether the chunks of one channel differ in nothing but their text."""
+        return True
 
     @abstractmethod
     def _chunk(self, chunks: sse.Chunks, index: int, delta: Delta) -> bytes:
@@ -66,10 +79,23 @@ class Answer(ABC):
         """What items add, each with its choice. Raises ApiError when a generation failed."""
         for index, item in batch:
             reply = self._replies[index]
-            for delta in reply.take(item):
-                yield index, delta
+            deltas = reply.take(item)
+            if not (isinstance(item, Provisional) and item.written):
+                for delta in deltas:
+                    yield index, delta
             if reply.complete:
                 self._running.stop(index)
+
+    def _frame(self, chunks: sse.Chunks, plain: Plain) -> tuple[bytes, bytes] | None:
+        """What stands before and behind each text of a channel in the only choice's chunks, if they are all alike."""
+        name = TEXTS.get(plain.channel)
+        if name is None or not self._uniform or not self._replies[0].straight:
+            return None
+        frame = self._frames.get(name)
+        if frame is None:
+            lead, _, tail = self._chunk(chunks, 0, Delta(name, MARK)).partition(sse.text(MARK))
+            frame = self._frames[name] = lead, tail
+        return frame
 
     async def _whole(self) -> Response:
         try:
@@ -93,6 +119,7 @@ class Answer(ABC):
             if opening := self._opening(chunks):
                 yield b"".join(opening)
             self._running.write_ahead(encode)
+            self._running.write_straight(functools.partial(self._frame, chunks))
             async for batch in self._running:
                 out = [sse.COMMENT] if batch is None else []
                 try:

@@ -1,12 +1,15 @@
 """Several generations of one request, read together."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import trio
 
+from superfluid.codec.channels import Plain
 from superfluid.daemon.model import Started
 from superfluid.link.events import Finish
+from superfluid.link.relay import TextOut
 from superfluid.scheduler.generation import Ended, Failure, Generation, Item
 
 SILENCE = 15.0  # seconds without an item after which a stream shows that it lives
@@ -24,6 +27,10 @@ class Writable(Protocol):
     def writable(self) -> bool: ...
 
     def write(self, body: bytes) -> bool: ...
+
+    def text_out(self, plain: Plain, lead: bytes, tail: bytes, pace: float) -> TextOut | None: ...
+
+    def lend(self, text: TextOut) -> bool: ...
 
     async def flush(self) -> None: ...
 
@@ -48,10 +55,31 @@ class Running:
         self._encode: Callable[[Batch], bytes] | None = None
         self._unsent = False  # the outlet has more than it could write
         self._failure: Exception | None = None  # of a write, for the reader
+        self._texts: dict[tuple[bytes, bytes], TextOut | None] = {}  # by what frames them
 
     def write_ahead(self, encode: Callable[[Batch], bytes]) -> None:
         """From now on, write what `encode` makes of items as they come, and not of their ends."""
         self._encode = encode
+
+    def write_straight(self, frame: Callable[[Plain], tuple[bytes, bytes] | None]) -> None:
+        """From now on, let plain text be written as its tokens come, where one choice is all that is streamed.
+
+        `frame` gives what stands before and behind each text of a channel; none where it cannot be shown as it is.
+        """
+        if len(self._generations) == 1:
+            self._generations[0].text_out = functools.partial(self._text_out, self._generations[0], frame)
+
+    def _text_out(self, generation: Generation, frame: Callable[[Plain], tuple[bytes, bytes] | None]) -> TextOut | None:
+        outlet, plain = self._outlet, generation.job.router.plain
+        if outlet is None or plain is None or not self._waits or self._news.is_set() or generation.waiting:
+            return None
+        ends = frame(plain)
+        if ends is None:
+            return None
+        if ends not in self._texts:
+            self._texts[ends] = outlet.text_out(plain, *ends, PACE)
+        text = self._texts[ends]
+        return text if text is not None and outlet.lend(text) else None
 
     def add(self, started: Sequence[Started]) -> None:
         """Own more generations; their indexes go on from those that are there."""
@@ -90,7 +118,7 @@ class Running:
     def close(self) -> None:
         """Cancel every lane that still runs; nobody reads on."""
         for generation in self._generations:
-            generation.notify = None
+            generation.notify = generation.text_out = None
             generation.cancel()
 
     @property

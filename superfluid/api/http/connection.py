@@ -12,6 +12,9 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
 
+from superfluid.codec.channels import Plain
+from superfluid.link.relay import TextOut
+
 CONNECTION = "connection"  # of a request's ASGI state: what it came on
 
 
@@ -22,7 +25,8 @@ class Connection(TCPServer):  # type: ignore[misc]
     clients that make a connection per request, descriptors would run out.
 
     A response in progress may be written with `write` by whoever makes it, without a pass through the event loop and
-    the layers above. HTTP/1 only, and never while the layers themselves send.
+    the layers above; or by the text out that it is lent to, on a thread, until anything else is to be sent. HTTP/1
+    only, and never while the layers themselves send.
     """
 
     def __init__(
@@ -31,6 +35,7 @@ class Connection(TCPServer):  # type: ignore[misc]
         super().__init__(app, config, context, {**state, CONNECTION: self}, stream)
         self._left = False
         self._unsent = b""  # the end of what was written, which the socket did not take
+        self._lent: TextOut | None = None
 
     async def _read_data(self) -> None:
         await super()._read_data()
@@ -38,11 +43,20 @@ class Connection(TCPServer):  # type: ignore[misc]
         await self.idle_task.stop()
 
     async def protocol_send(self, event: Event) -> None:
+        self._take_back()
         if self._left and isinstance(event, Updated):
             return  # the timer is for the next request, which will not come
         if self._unsent and isinstance(event, RawData):
             event, self._unsent = RawData(self._unsent + event.data), b""
         await super().protocol_send(event)
+
+    async def _close(self) -> None:
+        self._take_back()
+        await super()._close()
+
+    async def _initiate_server_close(self) -> None:
+        self._take_back()
+        await super()._initiate_server_close()
 
     # ---- straight to the socket
 
@@ -66,12 +80,39 @@ class Connection(TCPServer):  # type: ignore[misc]
         http = self._http
         assert http is not None
         data: bytes = http.send(h11.Data(data=body))
+        self._take_back()
+        if self._unsent:
+            self._unsent += data
+            return False
         try:
             sent = os.write(self.stream.socket.fileno(), data)
         except OSError:
             sent = 0
         self._unsent = data[sent:]
         return sent == len(data)
+
+    def text_out(self, plain: Plain, lead: bytes, tail: bytes, pace: float) -> TextOut | None:
+        """A text out for the response in progress, whose chunks begin and end so; none where a body has no chunks."""
+        http = self._http
+        if http is None or http.their_http_version != b"1.1":
+            return None
+        table = plain.table
+        descriptor = self.stream.socket.fileno()
+        return TextOut(descriptor, table.data, table.offsets, plain.special, lead, tail, pace)
+
+    def lend(self, text: TextOut) -> bool:
+        """Let a text out of this response write, until anything else is to be sent; false when that is now."""
+        self._take_back()
+        if not self.writable:
+            return False
+        self._lent = text
+        text.open()
+        return True
+
+    def _take_back(self) -> None:
+        if self._lent is not None:
+            lent, self._lent = self._lent, None
+            self._unsent += lent.close()
 
     async def flush(self) -> None:
         """Send what `write` left over."""

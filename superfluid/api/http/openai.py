@@ -241,6 +241,10 @@ class ChatAnswer(Answer):
             for index in range(len(self._replies))
         ]
 
+    @property
+    def _uniform(self) -> bool:
+        return not self._chat.choices.continuous_usage
+
     def _chunk(self, chunks: sse.Chunks, index: int, delta: Delta) -> bytes:
         continuous = self._chat.choices.continuous_usage and delta.call is None
         if delta.call is None and delta.logprobs is None and not continuous:

@@ -80,6 +80,13 @@ class Reply:
     _shown: int = 0  # bytes of text that were shown
     _last_event: int = 0
 
+    @property
+    def straight(self) -> bool:
+        """Whether plain text ahead of its commit is shown as it is, and stays so until an item is taken."""
+        only_one = self.calls is not None and self.calls.only_one
+        waits = self.complete or self.want_logprobs or self.whole_reply or only_one
+        return not (waits or self.stops.wanted or any(self._hidden))
+
     def take(self, item: Item) -> list[Delta]:
         """What `item` adds. Raises ApiError when the generation failed."""
         if isinstance(item, Provisional):

@@ -14,6 +14,11 @@ def event(value: Any) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
+def text(value: str) -> bytes:
+    """A text as the inside of a JSON string."""
+    return orjson.dumps(value)[1:-1]
+
+
 class Chunks:
     """The chunks of one streamed answer: what they have in common is encoded once.
 

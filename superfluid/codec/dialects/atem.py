@@ -220,11 +220,12 @@ class AtemSplitter:
     """Starts in a header, as the prompt ends with `<|start|>assistant`. Header tokens belong to the span of the body
     that follows, not to its text; where a slice ends inside a header they are a segment without text."""
 
-    __slots__ = ("_body", "_header", "_ids", "_table", "ended")
+    __slots__ = ("_body", "_header", "_ids", "_special", "ended", "table")
 
     def __init__(self, table: TokenBytes, ids: Mapping[str, int]) -> None:
-        self._table = table
+        self.table = table
         self._ids = ids
+        self._special = frozenset(ids[name] for name in (START, MESSAGE, EOM, EOT))
         self._body: int | None = None  # the channel of the open body; None: in a header
         self._header: list[bytes] = []
         self.ended = False
@@ -236,6 +237,10 @@ class AtemSplitter:
     @property
     def closer(self) -> int | None:
         return None if self._body is None else self._ids[EOM]
+
+    @property
+    def special(self) -> frozenset[int] | None:
+        return None if self._body is None else self._special
 
     def open_channel(self, channel: int) -> None:
         """A demanded call has no header: its block comes at once."""
@@ -274,7 +279,7 @@ class AtemSplitter:
                 self._body, self._header = None, []
             else:
                 span.append(token)
-                (self._header if self._body is None else data).append(self._table.of(token))
+                (self._header if self._body is None else data).append(self.table.of(token))
         cut(False)
         return segments
 

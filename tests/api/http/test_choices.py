@@ -1,21 +1,24 @@
 """Reading several generations in one task: batches, pace, silences, ends. Time is a mock clock's."""
 
+import socket
+
 import pytest
 import trio
 import trio.testing
 
 from superfluid.api.http.choices import PACE, SILENCE, Batch, Running, Writable
 from superfluid.api.http.context import Api
-from superfluid.codec.channels import PairSplitter, Router
+from superfluid.codec.channels import TEXT, TOOL_CALL, Pair, PairSplitter, Plain, Router
 from superfluid.codec.tokenizer import TokenBytes
 from superfluid.daemon.daemon import Daemon
 from superfluid.daemon.model import Started
 from superfluid.link.events import Finish
+from superfluid.link.relay import TextOut
 from superfluid.scheduler.generation import Ended, Generation, Item, Job, Provisional
 
 
 def router() -> Router:
-    return Router(lambda: PairSplitter(TokenBytes([b"a"]), ()))
+    return Router(lambda: PairSplitter(TokenBytes([b"a", b"<", "\u00e9".encode()[:1]]), [Pair(1, 1, TOOL_CALL)]))
 
 
 class Lanes:
@@ -132,12 +135,25 @@ class Sink:
         self.writable = True
         self.sent = b""
         self.kept = b""
+        self.made: list[TextOut] = []
+        self.end, self.other = socket.socketpair()
 
     def write(self, body: bytes) -> bool:
         assert self.writable
         assert not self.kept
         self.sent, self.kept = self.sent + body[: self.room], body[self.room :]
         return not self.kept
+
+    def text_out(self, plain: Plain, lead: bytes, tail: bytes, pace: float) -> TextOut | None:
+        self.made.append(
+            text := TextOut(self.end.fileno(), plain.table.data, plain.table.offsets, plain.special, lead, tail)
+        )
+        return text
+
+    def lend(self, text: TextOut) -> bool:
+        if self.writable:
+            text.open()
+        return self.writable
 
     async def flush(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -258,3 +274,63 @@ async def test_silences_are_told_of_written_streams_too(autojump_clock: trio.tes
         await settled()
         assert reader.got == [None]
         nursery.cancel_scope.cancel()
+
+
+def framed(plain: Plain) -> tuple[bytes, bytes] | None:
+    return (b"[", b"]") if plain.channel == TEXT else None
+
+
+async def test_a_text_out_is_lent_while_nothing_else_is_to_be_written(autojump_clock: trio.testing.MockClock) -> None:
+    sink = Sink()
+    lanes = Lanes(1, sink)
+    generation = lanes.generations[0]
+    routed = generation.job.router
+    reader = Reader(lanes)
+    lanes.running.write_ahead(encode)
+    assert generation.text_out is None
+    lanes.running.write_straight(framed)
+    assert generation.text_out is not None
+    assert generation.text_out() is None  # the reader has not come yet
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reader.read)
+        await settled()
+        text = generation.text_out()
+        assert text is not None
+        assert text.put([0, 0])
+        assert sink.other.recv(99) == b"4\r\n[aa]\r\n"
+        assert generation.text_out() is text  # one for all of a channel
+        routed.provisional([2])
+        assert generation.text_out() is None  # half a character is open
+        routed.provisional([0])
+        assert generation.text_out() is text
+        routed.provisional([1])
+        assert generation.text_out() is None  # in a call
+        routed.provisional([1])
+        sink.writable = False
+        assert generation.text_out() is None
+        sink.writable = True
+        lanes.say(0, "for the reader")  # within the pace
+        assert generation.text_out() is None
+        await trio.sleep(2.5 * PACE)
+        await settled()
+        assert generation.text_out() is text
+        assert len(sink.made) == 1
+        lanes.end(0)
+    lanes.running.close()
+    assert generation.text_out is None
+
+
+async def test_of_several_choices_none_is_written_straight() -> None:
+    lanes = Lanes(2, Sink())
+    lanes.running.write_straight(framed)
+    assert [generation.text_out for generation in lanes.generations] == [None, None]
+
+
+async def test_what_was_written_does_not_join_what_was_not() -> None:
+    lanes = Lanes(1)
+    generation = lanes.generations[0]
+    for text, written in (("a", False), ("b", True), ("c", True), ("d", False)):
+        generation.put_provisional(0, text, 1, written=written)
+    assert [(item.text, item.written) for item in generation.take() if isinstance(item, Provisional)] == [
+        ("a", False), ("bc", True), ("d", False)
+    ]  # fmt: skip

@@ -11,6 +11,9 @@ import trio
 
 from superfluid.api.http.connection import CONNECTION, Connection
 from superfluid.api.http.listener import Listener, listen, serve
+from superfluid.codec.channels import Plain
+from superfluid.codec.tokenizer import TokenBytes
+from superfluid.link.relay import TextOut
 
 HOST = "127.0.0.1"
 LIMIT = 60.0
@@ -138,6 +141,103 @@ async def test_a_client_that_is_gone_shows_in_the_flush() -> None:
             await ask(other, client := h11.Connection(h11.CLIENT))
             client.receive_data(await other.receive_some(65536))
             assert isinstance(client.next_event(), h11.Response)
+
+
+PLAIN = Plain(0, frozenset({1}), TokenBytes([b"a", b"<", b"b" * 30_000]))
+
+
+async def test_a_text_out_writes_until_anything_else_does() -> None:
+    lent: list[TextOut] = []
+
+    async def answer(connection: Connection, send: Send) -> None:
+        await send(HEAD)
+        text = connection.text_out(PLAIN, b"<", b">", 60.0)
+        assert text is not None
+        lent.append(text)
+        assert connection.lend(text)
+        assert text.put([0], 0.0)
+        assert text.put([0], 1.0)  # kept back for a minute, unless something comes behind it
+        await send({"type": "http.response.body", "body": b"sent ", "more_body": True})
+        assert not text.put([0])
+        assert connection.lend(text)
+        assert text.put([0], 2.0)
+        assert connection.write(b"written ")
+        assert not text.put([0])
+        assert connection.lend(text)
+        assert text.put([0, 0], 3.0)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        assert not text.put([0])
+        assert not connection.lend(text)  # no body is due
+        assert text.take() == [0] * 5
+
+    async with serving(answer) as port, await connect(port) as wire:
+        client = h11.Connection(h11.CLIENT)
+        for _ in range(2):
+            await ask(wire, client)
+            assert await body_of(wire, client) == b"<a><a>sent <a>written <aa>"
+            client.start_next_cycle()
+    assert len(lent) == 2
+
+
+@pytest.mark.parametrize("written", [True, False])
+async def test_what_a_text_out_cannot_write_goes_first(written: bool) -> None:
+    counted = 0
+
+    async def answer(connection: Connection, send: Send) -> None:
+        nonlocal counted
+        await send(HEAD)
+        text = connection.text_out(PLAIN, b"", b"", 0.0)
+        assert text is not None
+        assert connection.lend(text)
+        while text.put([2]):
+            counted += 1
+        assert not connection.lend(text)
+        if written:
+            assert not connection.writable
+        reading.set()
+        await send({"type": "http.response.body", "body": b"end", "more_body": False})
+
+    reading = trio.Event()
+    async with serving(answer) as port, await connect(port, receive_buffer=4096) as wire:
+        client = h11.Connection(h11.CLIENT)
+        await ask(wire, client)
+        await reading.wait()
+        assert await body_of(wire, client) == b"b" * 30_000 * counted + b"end"
+
+
+async def test_a_connection_that_closes_takes_its_text_out_back() -> None:
+    lent: list[TextOut] = []
+
+    async def answer(connection: Connection, send: Send) -> None:
+        await send(HEAD)
+        text = connection.text_out(PLAIN, b"", b"", 0.0)
+        assert text is not None
+        assert connection.lend(text)
+        lent.append(text)
+        raise RuntimeError("half an answer")
+
+    async with serving(answer) as port, await connect(port) as wire:
+        await ask(wire, h11.Connection(h11.CLIENT))
+        while await wire.receive_some(65536):
+            pass
+        assert not lent[0].put([0])
+
+
+async def test_http_1_0_has_no_text_out() -> None:
+    seen: list[TextOut | None] = []
+
+    async def answer(connection: Connection, send: Send) -> None:
+        await send(HEAD)
+        seen.append(connection.text_out(PLAIN, b"", b"", 0.0))
+        await send({"type": "http.response.body", "body": b"plain", "more_body": False})
+
+    async with serving(answer) as port, await connect(port) as wire:
+        await wire.send_all(b"GET / HTTP/1.0\r\n\r\n")
+        body = b""
+        while more := await wire.receive_some(65536):
+            body += more
+    assert body.endswith(b"plain")
+    assert seen == [None]
 
 
 async def test_nothing_is_written_to_http_2() -> None:
