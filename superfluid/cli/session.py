@@ -28,6 +28,7 @@ from superfluid.sessions.export import fields, json_lines, redact
 from superfluid.sessions.otlp import trace_request
 
 OTLP_FORMAT = "otlp-jsonl"
+TRACES = "/v1/traces"  # where a collector takes traces, below its URL
 PUSH_SECONDS = 10.0
 PRIVATE = 0o600
 TEXTS = ("text", "title", "arguments", "content", "payload", "note", "raw")  # fields with content, in an export
@@ -95,16 +96,21 @@ def compact(sessions: Path | None) -> None:
     "--out", type=click.Path(path_type=Path), cls=Option, group="Output", metavar="DIR", help="Write a file there."
 )
 @click.option(
-    "--include-content", is_flag=True, cls=Option, group="Output", help="Texts too, with keys and tokens taken out."
-)
+    "--include-content", is_flag=True, cls=Option, group="Output",
+    help="Texts too, with keys and tokens taken out; jsonl only: a trace never holds any.",
+)  # fmt: skip
 @click.option(
     "--model", default="", show_default="none", cls=Option, group="Output", metavar="NAME",
-    help="The model's name for OTLP.",
+    help="The model's name for OTLP, which a session does not know: without it gen_ai.request.model is empty.",
 )  # fmt: skip
-@click.option("--endpoint", cls=Option, group="Output", metavar="URL", help="Push the OTLP trace there instead.")
 @click.option(
-    "--allow-content-egress", is_flag=True, cls=Option, group="Output", help="Let content leave with --endpoint."
-)
+    "--endpoint", cls=Option, group="Output", metavar="URL",
+    help="Push the OTLP trace to a collector instead: to URL/v1/traces, or to URL when it ends so.",
+)  # fmt: skip
+@click.option(
+    "--allow-content-egress", is_flag=True, cls=Option, group="Output",
+    help="Let content leave with --endpoint; a trace holds none, so it changes nothing today.",
+)  # fmt: skip
 @socket_option
 def export(
     session: int, form: str, out: Path | None, include_content: bool, model: str, endpoint: str | None,
@@ -113,25 +119,28 @@ def export(
     """Write session SESSION as JSON lines or OTLP."""
     if endpoint is not None and not endpoint.lower().startswith(("http://", "https://")):  # a file opens as a URL too
         raise CommandError(f"--endpoint is the http or https URL of a collector, got {endpoint!r}", 2)
-    if allow_content_egress and not (endpoint is not None and include_content):
-        missing = "--endpoint" if endpoint is None else "--include-content"
-        say(f"--allow-content-egress is ignored: without {missing} no content leaves")
+    otlp = endpoint is not None or form == OTLP_FORMAT
+    if include_content and otlp:
+        say(
+            "--include-content is ignored: a trace holds names and counts and never content, "
+            "with --allow-content-egress or without; the texts are in --format jsonl"
+        )
+    elif allow_content_egress:
+        why = "without --endpoint no content leaves" if endpoint is None else "a trace holds no content"
+        say(f"--allow-content-egress is ignored: {why}")
     if out is not None and endpoint is not None:
         say("--out is ignored: with --endpoint the trace is pushed there, and no file is written")
-    if model and endpoint is None and form != OTLP_FORMAT:
+    if model and not otlp:
         say("--model is ignored: only OTLP names the model")
     with reached(socket) as client:
         inspection = client.get(session).inspect()
-    if (endpoint is not None or form == OTLP_FORMAT) and inspection.store_id is None:
+    if otlp and inspection.store_id is None:
         say("the server names no store: the trace's ids are not unique to it")
     if endpoint is not None:
-        if include_content and not allow_content_egress:
-            say("--include-content needs --allow-content-egress with --endpoint: only ids and counts are pushed")
-            include_content = False
-        push(endpoint, trace(inspection, model, include_content))
+        push(endpoint, trace(inspection, model))
         return
     if form == OTLP_FORMAT:
-        name, lines = f"session-{session}.traces.otlp.jsonl", [trace(inspection, model, include_content)]
+        name, lines = f"session-{session}.traces.otlp.jsonl", [trace(inspection, model)]
     else:
         name, lines = f"session-{session}.jsonl", list(json_lines(inspection, include_content))
     if out is None:
@@ -144,8 +153,8 @@ def export(
     say(f"wrote {out / name}")
 
 
-def trace(inspection: Inspection, model: str, include_content: bool) -> str:
-    request = trace_request(inspection, model, include_content, __version__)
+def trace(inspection: Inspection, model: str) -> str:
+    request = trace_request(inspection, model, __version__)
     return json.dumps(request, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -160,7 +169,7 @@ def write_private(folder: Path, name: str, text: str) -> None:
 
 def push(endpoint: str, body: str) -> None:
     """POST a trace to an OTLP collector. Raises CommandError."""
-    url = endpoint.rstrip("/") + "/v1/traces"
+    url = endpoint.rstrip("/").removesuffix(TRACES) + TRACES
     try:
         request = urllib.request.Request(url, body.encode(), {"content-type": "application/json"})
         with urllib.request.urlopen(request, timeout=PUSH_SECONDS):

@@ -11,6 +11,8 @@ from superfluid.link.trace_ids import ROOT_EVENT, TraceIds
 INTERNAL, CLIENT = 1, 3  # span kinds
 SEMCONV_VERSION = "1.36.0"
 OUTCOMES = {1: "failed", 2: "cancelled"}
+INT64_END = 1 << 63  # an OTLP integer is an int64: a collector refuses the whole request for one that is not
+LATEST_NANO = (1 << 64) - 1  # a span's times are fixed64
 
 
 @attrs.define
@@ -23,8 +25,8 @@ class _Open:
     tokens: int = 0
 
 
-def trace_request(inspection: Inspection, model: str, include_content: bool, version: str) -> dict[str, Any]:
-    """The export request of one session; `version` is the package's."""
+def trace_request(inspection: Inspection, model: str, version: str) -> dict[str, Any]:
+    """The export request of one session; `version` is the package's. It never holds content, and says so."""
     return {
         "resourceSpans": [
             {
@@ -32,7 +34,7 @@ def trace_request(inspection: Inspection, model: str, include_content: bool, ver
                     "attributes": [
                         attribute("service.name", "superfluid"),
                         attribute("superfluid.semconv_version", SEMCONV_VERSION),
-                        attribute("superfluid.content_included", include_content),
+                        attribute("superfluid.content_included", False),
                     ]
                 },
                 "scopeSpans": [
@@ -47,10 +49,12 @@ def trace_request(inspection: Inspection, model: str, include_content: bool, ver
 
 
 def attribute(key: str, value: str | int | bool) -> dict[str, Any]:
+    """An attribute; a u64 past int64, such as ROOT_EVENT, is the int64 of the same bits (-1)."""
     if isinstance(value, bool):
         return {"key": key, "value": {"boolValue": value}}
     if isinstance(value, int):
-        return {"key": key, "value": {"intValue": str(value)}}
+        signed = value if value < INT64_END else value - 2 * INT64_END
+        return {"key": key, "value": {"intValue": str(signed)}}
     return {"key": key, "value": {"stringValue": value}}
 
 
@@ -149,10 +153,14 @@ class _Spans:
             **above,
             "name": name,
             "kind": kind,
-            "startTimeUnixNano": str(start_ms * 1_000_000),
-            "endTimeUnixNano": str(end_ms * 1_000_000),
+            "startTimeUnixNano": _nanoseconds(start_ms),
+            "endTimeUnixNano": _nanoseconds(end_ms),
             "attributes": [attribute(key, value) for key, value in attributes],
         }
+
+
+def _nanoseconds(ms: int) -> str:
+    return str(min(ms * 1_000_000, LATEST_NANO))
 
 
 def _outcome(body: ev.ToolResult | ev.ToolOutcome | ev.ToolExpired) -> str:

@@ -192,9 +192,16 @@ def test_export_to_a_collector(
     }
     names = [span["name"] for span in resource["scopeSpans"][0]["spans"]]
     assert names == ["session", "generate", "tool_use"]
-    assert superfluid(*push, url, "--include-content") == 0
-    assert "--allow-content-egress" in capsys.readouterr().err
-    assert handler.received[1] == handler.received[0]
+    for leave in ((), ("--allow-content-egress",)):
+        assert superfluid(*push, url, "--include-content", *leave) == 0
+        assert capsys.readouterr().err == (
+            "superfluid: --include-content is ignored: a trace holds names and counts and never content, "
+            "with --allow-content-egress or without; the texts are in --format jsonl\n"
+        )
+    for whole in (f"{url}/v1/traces", f"{url}/v1/traces/"):
+        assert superfluid(*push, whole) == 0
+    assert len(handler.received) == 5
+    assert all(received == handler.received[0] for received in handler.received)
     handler.status = 503
     assert superfluid(*push, url) == 1
     assert capsys.readouterr().err == f"superfluid: {url}/v1/traces answered 503\n"

@@ -1,6 +1,7 @@
 """Exports: lines, ids, what is shown of content."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -133,7 +134,7 @@ def test_spans_of_a_conversation() -> None:
             ev.ToolResult(4, "secret", [6]),
         ]
     )
-    request = trace_request(found, "model", False, "1.2")
+    request = trace_request(found, "model", "1.2")
     text = json.dumps(request)
     assert "secret" not in text
     (resource,) = request["resourceSpans"]
@@ -169,3 +170,39 @@ def test_spans_of_a_conversation() -> None:
     assert [a["key"] for a in left["attributes"]] == [a["key"] for a in call["attributes"] if "parent" not in a["key"]]
     assert left["attributes"][-1]["value"] == {"stringValue": "open"}
     assert left["startTimeUnixNano"] == left["endTimeUnixNano"] == "1005000000"
+
+
+def integers(request: dict[str, Any]) -> list[tuple[str, int]]:
+    """Every integer attribute of a trace's spans."""
+    spans = request["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    return [
+        (attribute["key"], int(attribute["value"]["intValue"]))
+        for span in spans
+        for attribute in span["attributes"]
+        if "intValue" in attribute["value"]
+    ]
+
+
+def test_integers_of_a_trace_are_int64_and_times_fixed64() -> None:
+    """A collector refuses the whole request for one that is not; the root's event id is the int64 of its bits."""
+    found = inspection([ev.Created(None, PARAMS), ev.GenerationPrompt([2]), ev.Generated([3], "", 0, 1)])
+    numbers = integers(trace_request(found, "model", "1.2"))
+    assert ("superfluid.event_id", -1) in numbers
+    assert ("superfluid.parent_event_id", -1) in numbers
+    last = (1 << 64) - 1
+    found.summary.id = last - 1
+    found.events = [
+        ev.Event(last - 3, last, last, ev.GenerationPrompt([2])),
+        ev.Event(5, last, 1, found.events[2].body),
+    ]
+    request = trace_request(found, "model", "1.2")
+    assert all(-(1 << 63) <= number < 1 << 63 for _, number in integers(request))
+    assert ("superfluid.session_id", -2) in integers(request)
+    for span in request["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+        assert 0 <= int(span["startTimeUnixNano"]) <= last
+        assert 0 <= int(span["endTimeUnixNano"]) <= last
+
+
+def test_a_trace_says_that_it_holds_no_content() -> None:
+    attributes = trace_request(inspection([]), "", "1.2")["resourceSpans"][0]["resource"]["attributes"]
+    assert attributes[2] == {"key": "superfluid.content_included", "value": {"boolValue": False}}
