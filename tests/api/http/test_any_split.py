@@ -76,11 +76,8 @@ def call_of(codec: Codec) -> list[int]:
 
 
 @st.composite
-def streams(draw: st.DrawFn, codec: Codec) -> list[int]:
+def streams(draw: st.DrawFn, codec: Codec, call: list[int]) -> list[int]:
     """Whole calls, cut ones, markers and texts, one after another."""
-    tokenizer = codec.tokenizer
-    assert isinstance(tokenizer, ByteTokenizer)
-    call = call_of(codec)
     pieces = draw(
         st.lists(
             st.one_of(
@@ -123,15 +120,23 @@ def test_any_split_gives_the_same_reply(name: str, thinking: bool, opened: Calla
     assert codec.start_channel(before) == (REASONING if thinking else 0)
 
     @settings(max_examples=25, deadline=None, database=None)
-    @given(streams(codec), CUTS, CUTS, st.booleans(), st.sampled_from([(), ("STOP",)]), st.booleans(), st.booleans())
+    @given(
+        streams(codec, call_of(codec)),
+        CUTS,
+        CUTS,
+        st.booleans(),
+        st.sampled_from([(), ("STOP",)]),
+        st.booleans(),
+        st.booleans(),
+    )
     def check(
         tokens: list[int], ticks: list[int], rounds: list[int], late: bool, stop: tuple[str, ...], one: bool, none: bool
     ) -> None:
         options: dict[str, Any] = {"stop": stop, "one_call": one, "choice_none": none, "before": before}
         whole = run(codec, tokens, stream=False, **options)[0]
         plain = whole_of(whole)
-        for streamed in (True, False):
-            reply, made = run(codec, tokens, ticks, rounds, stream=streamed, late=late, **options)
+        for streamed, straight in ((True, False), (True, True), (False, False)):
+            reply, made = run(codec, tokens, ticks, rounds, stream=streamed, late=late, straight=straight, **options)
             same(made, plain)
             same(whole_of(reply), plain)
             assert reply.tokens == whole.tokens

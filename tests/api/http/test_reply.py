@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,12 +10,14 @@ import attrs
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from superfluid.api.http.answer import TEXTS
 from superfluid.api.http.calls import Calls
 from superfluid.api.http.reply import Delta, Reply
 from superfluid.codec.codec import Codec
 from superfluid.codec.stops import StopStrings
 from superfluid.link.events import Event, Finish
-from superfluid.scheduler.generation import Ended, Generation, Job
+from superfluid.link.relay import TextOut
+from superfluid.scheduler.generation import Ended, Generation, Job, Provisional, RouterLike
 from superfluid.scheduler.lanes import Ticket
 from tests.codec.byte_tokenizer import ByteTokenizer, chatml_tokenizer
 from tests.codec.template_models import model
@@ -78,9 +81,11 @@ def run(
     late: bool = False,
     choice: int = 0,
     before: Sequence[int] = (),
+    straight: bool = False,
 ) -> tuple[Reply, Made]:
     """One lane's reply: tokens cut into ticks, shown in rounds ahead of each tick's commit. `late`: every commit comes
-    a tick after its tokens were shown. `before`: tokens of the turn that the lane begins behind."""
+    a tick after its tokens were shown. `before`: tokens of the turn that the lane begins behind. `straight`: a text out
+    writes what it may, and its tokens are told when it ends or the tick does."""
     router = codec.forced_router() if forced else codec.router(open_tokens=before)
     job = Job(1, [0], 10_000, router, want_provisional=stream, want_calls=stream, tools=TOOLS)
     generation = Generation(job, lambda _: None)
@@ -91,19 +96,33 @@ def run(
     ids = itertools.count(5)
     held: list[Event] = []
     cancelled = False
+    straight_to = Straight(router, reply) if straight else None
 
     def drain() -> None:
         counted = reply.tokens
         for item in generation.take():
-            deltas.extend(reply.take(item))
+            found = reply.take(item)
+            if not (isinstance(item, Provisional) and item.written):
+                deltas.extend(found)
             assert reply.tokens >= counted, "usage never falls"
             counted = reply.tokens
 
     pieces = cut(tokens, ticks) or [[]]
     for number, piece in enumerate(pieces):
         if stream:
+            if straight_to is not None:
+                straight_to.begin()
             for part in cut(piece, rounds):
+                if straight_to is not None and straight_to.takes(part):
+                    continue
+                if straight_to is not None and straight_to.tokens:
+                    deltas.extend(straight_to.written())
+                    ticket.stream_out(straight_to.told(), True)
                 ticket.stream_out(part)
+                drain()
+            if straight_to is not None and straight_to.tokens:
+                deltas.extend(straight_to.written())
+                ticket.stream_out(straight_to.told(), True)
                 drain()
         ticket.produced += piece
         last = number == len(pieces) - 1 or reply.complete
@@ -124,6 +143,46 @@ def run(
     generation.put_end(Ended(Finish.CANCELLED if cancelled else finish, tokens_generated=len(ticket.produced)))
     drain()
     return reply, made_of(deltas, reply.finish_reason)
+
+
+class Straight:
+    """A text out for a lane, lent for each tick in which its text is plain."""
+
+    def __init__(self, router: RouterLike, reply: Reply) -> None:
+        self.router, self.reply = router, reply
+        self.tokens: list[int] = []
+        self.ours, self.theirs = socket.socketpair()
+        self.theirs.setblocking(False)
+        self.text: TextOut | None = None
+        self.name = ""
+
+    def begin(self) -> None:
+        plain = self.router.plain
+        self.text = None
+        if plain is not None and self.reply.straight and plain.channel in TEXTS:
+            self.name = TEXTS[plain.channel]
+            table = plain.table
+            self.text = TextOut(self.ours.fileno(), table.data, table.offsets, plain.special, b'"', b'"')
+            self.text.open()
+
+    def takes(self, tokens: list[int]) -> bool:
+        if self.text is None or not self.text.put(tokens):
+            return False
+        self.tokens += tokens
+        return True
+
+    def written(self) -> list[Delta]:
+        try:
+            chunks = self.theirs.recv(1 << 20).split(b"\r\n")[1::2]
+        except BlockingIOError:
+            return []
+        return [Delta(self.name, json.loads(chunk)) for chunk in chunks]
+
+    def told(self) -> list[int]:
+        assert self.text is not None
+        assert self.text.take() == self.tokens
+        tokens, self.tokens = self.tokens, []
+        return tokens
 
 
 def cut(tokens: list[int], at: Sequence[int]) -> list[list[int]]:
