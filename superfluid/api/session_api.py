@@ -77,6 +77,8 @@ class Connection:
 
     async def _answer(self, request: api.Request) -> api.Response:
         sessions = self._sessions
+        if (fault := api.out_of_range(request)) is not None:
+            return api.ErrResponse(f"protocol: {fault}")
         match request:
             case api.CreateRequest(parent, params):
                 return api.CreatedResponse(await sessions.create(parent, params))

@@ -3,7 +3,7 @@
 import struct
 
 from superfluid.client.errors import Misuse, UnexpectedReply
-from superfluid.client.wire import Wire
+from superfluid.client.wire import Wire, payload
 from superfluid.link import postcard, session_api as api
 
 LENGTH = struct.Struct("<I")
@@ -11,13 +11,10 @@ LENGTH = struct.Struct("<I")
 
 def frame(request: api.Request) -> bytes:
     """The bytes of a request. Raises Misuse for one that does not encode or is over 64 MiB."""
-    try:
-        payload = postcard.encode(request)
-    except postcard.PostcardError as error:
-        raise Misuse(str(error)) from error
-    if len(payload) > api.MAX_FRAME:
-        raise Misuse(f"a request of {len(payload)} bytes; {api.MAX_FRAME} is the most")
-    return LENGTH.pack(len(payload)) + payload
+    data = payload(request)
+    if len(data) > api.MAX_FRAME:
+        raise Misuse(f"a request of {len(data)} bytes; {api.MAX_FRAME} is the most")
+    return LENGTH.pack(len(data)) + data
 
 
 class SocketWire(Wire):
@@ -48,10 +45,10 @@ class SocketWire(Wire):
         end = LENGTH.size + length
         if len(buffer) < end:
             return None
-        payload = bytes(memoryview(buffer)[LENGTH.size : end])
+        data = bytes(memoryview(buffer)[LENGTH.size : end])
         del buffer[:end]
         try:
-            return postcard.decode(api.Response, payload)
+            return postcard.decode(api.Response, data)
         except postcard.PostcardError as error:
             raise UnexpectedReply(f"the server's answer does not decode: {error}") from error
 

@@ -12,7 +12,7 @@ import h11
 import orjson
 
 from superfluid.client.errors import Misuse, UnexpectedReply
-from superfluid.client.wire import Wire
+from superfluid.client.wire import Wire, payload
 from superfluid.link import ids, postcard, session_api as api
 from superfluid.link.events import Event, Generated, ToolParseFailure, ToolUse
 
@@ -56,8 +56,8 @@ def header_value(what: str, value: str) -> str:
 
 def json_of(request: api.Request) -> bytes:
     """A request in its JSON form. Raises Misuse for one that does not encode or is over 64 MiB."""
+    payload(request)  # the types and ranges of its fields
     try:
-        postcard.encode(request)  # the types and ranges of its fields
         body = orjson.dumps(postcard.to_json(request), default=ids.json_of)
     except (postcard.PostcardError, TypeError, ValueError) as error:
         raise Misuse(str(error)) from error

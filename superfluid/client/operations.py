@@ -4,7 +4,8 @@ The blocking client and the one for trio run the same generators over their conn
 runs them, so an operation sees only answers.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -12,6 +13,7 @@ import orjson
 
 from superfluid.client.errors import Misuse, Refused, Throttled, UnexpectedReply
 from superfluid.client.turns import WHOLE_WINDOW, ChatMessage, Reply, ToolCall, conversation
+from superfluid.client.wire import payload
 from superfluid.link import events as ev, session_api as api
 
 OF_REPLY = (ev.GenerationPrompt, ev.Generated, ev.ToolUse, ev.ToolParseFailure)
@@ -65,12 +67,20 @@ def new_session(
     tools: Sequence[Tool],
     parent: int | None,
 ) -> Steps[T]:
-    params = sampling or ev.GenParams()
+    params = ev.GenParams() if sampling is None else sampling
+    prompt = api.AppendSystemRequest(0, system, [_json(tool) for tool in _listed(tools, "tools")])
+    payload(prompt)  # what cannot be sent is found before there is a session
     created = yield from ask(api.CreateRequest(parent, params), api.CreatedResponse)
-    if system is not None or tools:
-        declared = [_json(tool) for tool in tools]
-        yield from ask(api.AppendSystemRequest(created.session, system, declared), api.CommittedResponse)
+    if system is not None or prompt.tools:
+        prompt.session = created.session
+        yield from ask(prompt, api.CommittedResponse)
     return make(created.session, params)
+
+
+def _listed(values: Iterable[T], what: str) -> list[T]:
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise Misuse(f"a list of {what} is wanted, not {values!r:.60}")
+    return list(values)
 
 
 def _json(value: str | Mapping[str, Any]) -> str:
@@ -167,7 +177,7 @@ def sampling(session: SessionRef) -> Steps[ev.GenParams]:
 
 def append(session: SessionRef, text: str | None = None, span: Sequence[int] = ()) -> Steps[ev.Event]:
     """Tokens as they are, or the encoding of a text; no turn is made of them."""
-    return (yield from _committed(api.AppendRequest(session.id, text, list(span))))
+    return (yield from _committed(api.AppendRequest(session.id, text, _listed(span, "token ids"))))
 
 
 def system(session: SessionRef, text: str) -> Steps[ev.Event]:
@@ -246,7 +256,7 @@ def respond_permission(session: SessionRef, request: ev.Event | int, granted: bo
 
 
 def _call(tool_call: ToolCall | int) -> int:
-    return tool_call.id if isinstance(tool_call, ToolCall) else tool_call
+    return _id(tool_call.id if isinstance(tool_call, ToolCall) else tool_call, "a tool call")
 
 
 # ---- generating
@@ -318,7 +328,7 @@ def _turn(number: int, found: Sequence[ev.Event]) -> tuple[int, int, int]:
 def rebase(session: SessionRef, edits: Sequence[ev.Edit], seed: int | None = None) -> Steps[int]:
     """A branch with ranges of events dropped or replaced; this session stays as it is."""
     params = yield from _reseeded(session, seed)
-    return (yield from _created(api.RebaseRequest(session.id, list(edits), params)))
+    return (yield from _created(api.RebaseRequest(session.id, _listed(edits, "edits"), params)))
 
 
 def trim(session: SessionRef, to: ev.Event | int) -> Steps[int]:
@@ -335,7 +345,14 @@ def _reseeded(session: SessionRef, seed: int | None) -> Steps[ev.GenParams | Non
 
 
 def _number(event: ev.Event | int) -> int:
-    return event.event_id if isinstance(event, ev.Event) else event
+    return _id(event.event_id if isinstance(event, ev.Event) else event, "an event")
+
+
+def _id(value: int, what: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise Misuse(f"{what}, or its id, is wanted, not {value!r:.60}") from None
 
 
 def _created(request: api.Request) -> Steps[int]:

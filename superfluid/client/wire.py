@@ -2,10 +2,23 @@
 
 from abc import ABC, abstractmethod
 
-from superfluid.client.errors import Throttled, refusal
-from superfluid.link import session_api as api
+from superfluid.client.errors import Misuse, Throttled, refusal
+from superfluid.link import postcard, session_api as api
 
 ASIDE = (api.DeltaResponse, api.SubEventResponse, api.SubProvisionalResponse, api.SubEndedResponse)
+
+
+def payload(request: api.Request) -> bytes:
+    """A request as postcard. Raises Misuse for one with a field of another type or out of its range."""
+    if not isinstance(request, api.Request):
+        raise Misuse(f"a request of superfluid.link.session_api is wanted, not {request!r:.60}")
+    try:
+        data = postcard.encode(request)
+    except postcard.PostcardError as error:
+        raise Misuse(str(error)) from error
+    if (fault := api.out_of_range(request)) is not None:
+        raise Misuse(fault)
+    return data
 
 
 class Wire(ABC):

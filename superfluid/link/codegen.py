@@ -36,6 +36,7 @@ Encoder = Callable[[Any, bytearray], None]
 Decoder = Callable[[bytes, int], tuple[Any, int]]
 
 ENDS_EARLY = "it ends early"
+BOOLS = {False: 0, True: 1}  # a truthy value of another type is a mistake
 _SHORT_SPAN = 4  # ids up to which a loop here is quicker than two native calls
 
 # ---- what generated code calls -------------------------------------------------------------------------------------
@@ -249,7 +250,7 @@ def _encode_fields(src: _Source, cls: type[Any], value: str) -> None:
 def _encode(src: _Source, wire: Wire, value: str) -> None:
     match wire:
         case Bool():
-            src(f"put(1 if {value} else 0)")
+            src(f"put({src.bind(BOOLS)}[{value}])")
         case Int(8, False):
             src(f"put({value})")
         case Int(8, True):

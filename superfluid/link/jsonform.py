@@ -118,7 +118,7 @@ def reader_of(cls: type[Any]) -> Reader:
 
 def _read_empty(cls: type[Any], value: Any) -> Any:
     if value is not None and not isinstance(value, dict):
-        raise PostcardError(f"{cls.__name__} has no fields: null is wanted, not {_shown(value)}")
+        raise PostcardError(f"{cls.__name__} has no fields: null is wanted, not {shown(value)}")
     return cls()
 
 
@@ -128,7 +128,7 @@ def _struct_reader(cls: type[Any], fields: tuple[Field, ...]) -> Reader:
 
     def read(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise PostcardError(f"{title} is an object, not {_shown(value)}")
+            raise PostcardError(f"{title} is an object, not {shown(value)}")
         arguments = []
         for key, of, optional in members:
             if key not in value and not optional:
@@ -158,7 +158,7 @@ def _union_reader(cls: type[Any]) -> Reader:
                 return full[name](fields)
             if name in bare and fields is None:
                 return bare[name]()
-        raise PostcardError(f"{_shown(value)} is no {cls.__name__}")
+        raise PostcardError(f"{shown(value)} is no {cls.__name__}")
 
     return read
 
@@ -170,15 +170,15 @@ def _newtype_reader(cls: type[Any]) -> Reader:
 
 def _reader(wire: Wire) -> Reader:
     match wire:
-        case Int(bits, signed, values):
-            low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
-            return lambda value: _integer(value, low, high, values)
+        case Int(values=values):
+            low, high = wire.bounds
+            return lambda value: read_integer(value, low, high, values)
         case Bool():
             return lambda value: _typed(value, bool, "a boolean")
         case Float(bits):
-            return lambda value: _number(value, bits)
+            return lambda value: read_number(value, bits)
         case Text():
-            return _text
+            return read_text
         case Blob(size):
             return lambda value: _bytes(value, size)
         case Span():
@@ -198,47 +198,47 @@ def _reader(wire: Wire) -> Reader:
             return lambda value: reader_of(cls)(value)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _typed(value: Any, kind: type[Any], what: str) -> Any:
     if not isinstance(value, kind):
-        raise PostcardError(f"{what} is wanted, not {_shown(value)}")
+        raise PostcardError(f"{what} is wanted, not {shown(value)}")
     return value
 
 
-def _integer(value: Any, low: int, high: int, values: str = "") -> int:
+def read_integer(value: Any, low: int, high: int, values: str = "") -> int:
     if type(value) is not int or not low <= value <= high:
         wanted = f"({values})" if values else f"from {low} to {high}"
-        raise PostcardError(f"an integer {wanted} is wanted, not {_shown(value)}")
+        raise PostcardError(f"an integer {wanted} is wanted, not {shown(value)}")
     return value
 
 
-def _number(value: Any, bits: int) -> float:
+def read_number(value: Any, bits: int) -> float:
     if type(value) not in (int, float):
-        raise PostcardError(f"a number is wanted, not {_shown(value)}")
+        raise PostcardError(f"a number is wanted, not {shown(value)}")
     try:
         number = float(value)
     except OverflowError:
-        raise PostcardError(f"{_shown(value)} does not fit f{bits}") from None
+        raise PostcardError(f"{shown(value)} does not fit f{bits}") from None
     if bits == 64:
         return number
     with np.errstate(over="ignore"):
         narrow = float(np.float32(number))
     if math.isinf(narrow) and not math.isinf(number):
-        raise PostcardError(f"{_shown(value)} does not fit f32")
+        raise PostcardError(f"{shown(value)} does not fit f32")
     return narrow
 
 
-def _text(value: Any) -> str:
+def read_text(value: Any) -> str:
     text: str = _typed(value, str, "a string")
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise PostcardError(f"{_shown(value)} is no Unicode text") from None
+            raise PostcardError(f"{shown(value)} is no Unicode text") from None
     return text
 
 
@@ -246,7 +246,7 @@ def _bytes(value: Any, size: int | None) -> bytes:
     try:
         data = bytes(_typed(value, list, "an array of bytes"))
     except (TypeError, ValueError):
-        raise PostcardError(f"an array of numbers from 0 to 255 is wanted, not {_shown(value)}") from None
+        raise PostcardError(f"an array of numbers from 0 to 255 is wanted, not {shown(value)}") from None
     if size is not None and len(data) != size:
         raise PostcardError(f"an array of {size} bytes is wanted, not of {len(data)}")
     return data
@@ -255,17 +255,17 @@ def _bytes(value: Any, size: int | None) -> bytes:
 def _span(value: Any) -> list[int]:
     ids: list[int] = _typed(value, list, "an array of token ids")
     for token in ids:
-        _integer(token, 0, 0xFFFFFFFF)
+        read_integer(token, 0, 0xFFFFFFFF)
     return ids
 
 
 def _pair(value: Any, each: list[Reader]) -> tuple[Any, ...]:
     if len(_typed(value, list, "an array")) != len(each):
-        raise PostcardError(f"an array of {len(each)} is wanted, not {_shown(value)}")
+        raise PostcardError(f"an array of {len(each)} is wanted, not {shown(value)}")
     return tuple(of(v) for of, v in zip(each, value, strict=True))
 
 
 def _member(value: Any, members: Any) -> Any:
     if not isinstance(value, str) or value not in members.__members__:
-        raise PostcardError(f"one of {', '.join(members.__members__)} is wanted, not {_shown(value)}")
+        raise PostcardError(f"one of {', '.join(members.__members__)} is wanted, not {shown(value)}")
     return members[value]

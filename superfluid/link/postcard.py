@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from superfluid.link.codegen import DECODERS, ENCODERS, ENDS_EARLY, get_span, put_span
 from superfluid.link.errors import PostcardError
+from superfluid.link.faults import fault
 from superfluid.link.jsonform import reader_of, writer_of
 from superfluid.link.schema import (
     F32,
@@ -73,19 +74,8 @@ def encode_into(value: Any, out: bytearray) -> None:
     """Append the payload of a message to `out` (which keeps a part of it when PostcardError is raised)."""
     try:
         ENCODERS[type(value)](value, out)
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError, struct.error) as error:
-        raise PostcardError(f"{type(value).__name__} does not encode: {_cause(value, error)}") from error
-
-
-def _cause(value: Any, error: Exception) -> object:
-    """The reader of the JSON form names the field that is out of its type, which an encoder does not know."""
-    try:
-        from_json(union_of(type(value)), to_json(value))
-    except PostcardError as named:
-        return named
-    except Exception:
-        return error
-    return error
+    except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError, struct.error) as error:
+        raise PostcardError(fault(value) or f"{type(value).__name__} does not encode: {error}") from error
 
 
 def decode(cls: type[M], data: bytes | bytearray | memoryview, offset: int = 0) -> M:

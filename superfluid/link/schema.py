@@ -75,6 +75,11 @@ class Int:
     signed: bool = False
     values: str = attrs.field(default="", eq=False)
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The least and the largest."""
+        return (-(1 << self.bits - 1), (1 << self.bits - 1) - 1) if self.signed else (0, (1 << self.bits) - 1)
+
 
 @attrs.frozen
 class Float:

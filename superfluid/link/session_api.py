@@ -4,6 +4,7 @@ New variants, and new fields of a variant, are only ever added at the end. A Pyt
 JSON key without it.
 """
 
+import math
 from typing import Annotated
 
 import orjson
@@ -459,6 +460,19 @@ class PinnedResponse(Response):
 @variant("Throttled")
 class ThrottledResponse(Response):
     retry_after_ms: U64
+
+
+def out_of_range(request: Request) -> str | None:
+    """What a request asks for that its types can hold and no session can have: the field, its range, its value."""
+    if not isinstance(request, CreateRequest | ForkRequest | RebaseRequest) or request.params is None:
+        return None
+    params, place = request.params, f"{request.variant_name}.params"
+    if not 0 <= params.temperature < math.inf:  # nor NaN
+        return f"{place}.temperature: a finite number from 0 (greedy) is wanted, not {params.temperature:g}"
+    for name, share in (("top_p", params.top_p), ("min_p", params.min_p)):
+        if not 0 <= share <= 1:
+            return f"{place}.{name}: a number from 0 to 1 is wanted, not {share:g}"
+    return None
 
 
 def is_long(response: Response) -> bool:

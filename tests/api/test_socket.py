@@ -1,6 +1,7 @@
 """The session socket: frames, order, ends of connections, cancels, subscriptions."""
 
 import itertools
+import math
 import os
 import socket
 import stat
@@ -149,6 +150,39 @@ async def test_bytes_after_a_message_are_ignored(served: Served) -> None:
     while (response := responses.next()) is None:
         responses.feed(await stream.receive_some(65536))
     assert isinstance(response, api.SessionsResponse)
+
+
+@pytest.mark.parametrize(
+    ("params", "why"),
+    [
+        (ev.GenParams(temperature=-1), "temperature: a finite number from 0 (greedy) is wanted, not -1"),
+        (ev.GenParams(temperature=math.inf), "temperature: a finite number from 0 (greedy) is wanted, not inf"),
+        (ev.GenParams(temperature=math.nan), "temperature: a finite number from 0 (greedy) is wanted, not nan"),
+        (ev.GenParams(top_p=7), "top_p: a number from 0 to 1 is wanted, not 7"),
+        (ev.GenParams(min_p=-3), "min_p: a number from 0 to 1 is wanted, not -3"),
+        (ev.GenParams(min_p=math.nan), "min_p: a number from 0 to 1 is wanted, not nan"),
+    ],
+)
+async def test_sampling_out_of_its_range_makes_no_session(served: Served, params: ev.GenParams, why: str) -> None:
+    """A client of another make may send it: the server checks too."""
+    server = served("loop")
+    session = await ready(server)
+    before = await server.client().session_ids()
+    stream = await raw(server)
+    responses = SocketWire()
+    for request in (
+        api.CreateRequest(None, params),
+        api.ForkRequest(session.id, 1, params),
+        api.RebaseRequest(session.id, [ev.Drop(1, 2)], params),
+    ):
+        payload = postcard.encode(request)
+        await stream.send_all(LENGTH.pack(len(payload)) + payload)
+        while (response := responses.next()) is None:
+            responses.feed(await stream.receive_some(65536))
+        assert response == api.ErrResponse(f"protocol: {request.variant_name}.params.{why}")
+    assert await server.client().session_ids() == before
+    for least in (ev.GenParams(0, 0, 0), ev.GenParams(1e30, 1, 1)):
+        await server.client().session(least)
 
 
 async def test_a_request_may_come_byte_by_byte(served: Served) -> None:

@@ -1,12 +1,13 @@
 """What cannot be sent is refused by every client in the same way, before anything is sent."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import trio
 
-from superfluid.client import AsyncClient, AsyncWebClient, ClientError, Misuse, WebClient
+from superfluid.client import AsyncClient, AsyncWebClient, Client, ClientError, Misuse, Sampling, WebClient
 from superfluid.link import session_api as api
 from tests.api.web.conftest import sites  # noqa: F401  (a fixture)
 from tests.api.web.serving import Site
@@ -19,12 +20,75 @@ WRONG = [
     api.PinRequest(1, -1),
     api.AppendRequest(1, None, [-1]),
     api.PutMediaRequest("text", ""),  # type: ignore[arg-type]
+    api.CreateRequest(None, Sampling(temperature=-1)),
+    api.CreateRequest(None, Sampling(top_p=9)),
+    api.ForkRequest(1, 1, Sampling(min_p=-3)),
+    api.RebaseRequest(1, [], Sampling(temperature=math.nan)),
+    api.CreatedResponse(1),  # type: ignore[list-item]
+]
+
+# (what is called, what Misuse says): the field or argument, what is wanted, and the value
+NAMED: list[tuple[Callable[[Client], object], str]] = [
+    (lambda client: client.get(1).user(3), "AppendMessage.text: a string is wanted, not 3"),  # type: ignore[arg-type]
+    (
+        lambda client: client.session(Sampling(temperature="hot")),  # type: ignore[arg-type]
+        "Create.params.temperature: a number is wanted, not 'hot'",
+    ),
+    (
+        lambda client: client.session({"temperature": 1}),  # type: ignore[arg-type]
+        "Create.params: a GenParams (temperature, top_p, min_p, top_k, seed) is wanted, not {'temperature': 1}",
+    ),
+    (
+        lambda client: client.get("1").events(),  # type: ignore[arg-type]
+        "Read.session: an integer from 0 to 18446744073709551615 is wanted, not '1'",
+    ),
+    (
+        lambda client: client.get(1).set_qos("background"),  # type: ignore[arg-type]
+        "SetQos.class: an integer (0 interactive, 1 completion, 2 agent, 3 background) is wanted, not 'background'",
+    ),
+    (
+        lambda client: client.get(1).set_meta(archived="no"),  # type: ignore[arg-type]
+        "SetMeta.archived: True or False is wanted, not 'no'",
+    ),
+    (lambda client: client.get(1).append(span="abc"), "a list of token ids is wanted, not 'abc'"),  # type: ignore[arg-type]
+    (lambda client: client.get(1).append(span=5), "a list of token ids is wanted, not 5"),  # type: ignore[arg-type]
+    (lambda client: client.get(1).rebase(5), "a list of edits is wanted, not 5"),  # type: ignore[arg-type]
+    (lambda client: client.get(1).fork_after("2"), "an event, or its id, is wanted, not '2'"),  # type: ignore[arg-type]
+    (lambda client: client.get(1).trim(None), "an event, or its id, is wanted, not None"),  # type: ignore[arg-type]
+    (lambda client: client.get(1).tool_result("4", "x"), "a tool call, or its id, is wanted, not '4'"),  # type: ignore[arg-type]
+    (lambda client: client.session(tools={"name": "f"}), "a list of tools is wanted, not {'name': 'f'}"),  # type: ignore[arg-type]
+    (lambda client: client.session(system=5), "AppendSystem.text: a string is wanted, not 5"),  # type: ignore[arg-type]
+    (
+        lambda client: client.session(Sampling(temperature=-1)),
+        "Create.params.temperature: a finite number from 0 (greedy) is wanted, not -1",
+    ),
+    (
+        lambda client: client.session(Sampling(temperature=math.inf)),
+        "Create.params.temperature: a finite number from 0 (greedy) is wanted, not inf",
+    ),
+    (lambda client: client.session(Sampling(top_p=9)), "Create.params.top_p: a number from 0 to 1 is wanted, not 9"),
+    (
+        lambda client: client.session(Sampling(min_p=-3)),
+        "Create.params.min_p: a number from 0 to 1 is wanted, not -3",
+    ),
+    (lambda client: client.call("List"), "a request of superfluid.link.session_api is wanted, not 'List'"),  # type: ignore[arg-type]
 ]
 
 
 @pytest.fixture
 def site(sites: Callable[[str], Site]) -> Site:  # noqa: F811
     return sites("loop")
+
+
+def test_misuse_names_what_was_wrong_and_leaves_nothing_behind(site: Site) -> None:
+    for client in (site.server.blocking_client(), WebClient(site.url, site.token_file)):
+        with client:
+            before = client.session_ids()
+            for use, message in NAMED:
+                with pytest.raises(Misuse) as caught:
+                    use(client)
+                assert str(caught.value) == message
+            assert client.session_ids() == before
 
 
 def test_blocking_clients_refuse_it(site: Site) -> None:

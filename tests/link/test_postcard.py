@@ -220,8 +220,19 @@ def test_nesting_without_end_is_refused() -> None:
         (linkw.TickEmit(1, [1 << 32] * 20), "tokens.*4294967296"),
         (linkw.RingAttach(1, linkw.RingSpec(1, 2, 24, 1)), "RingAttach"),  # type: ignore[arg-type]
         (linkw.SamplingParams(temperature=1e39), "SamplingParams"),
-        (linkw.StateOpSubmit(linkw.TickRejected(1)), "op: .*Rejected.* is no StateOp"),  # type: ignore[arg-type]
-        (events.Appended("\ud800", []), "text"),
+        (linkw.StateOpSubmit(linkw.TickRejected(1)), r"StateOpSubmit\.op: .* is wanted, not TickRejected"),  # type: ignore[arg-type]
+        (events.Appended("\ud800", []), r"Appended\.text: '.ud800' is no Unicode text"),
+        (events.Appended(None, "abc"), r"Appended\.span: a list of token ids is wanted, not 'abc'"),  # type: ignore[arg-type]
+        (events.Appended(None, [1] * 9 + [2.5]), r"span\[9\]: an integer .* is wanted, not 2.5"),  # type: ignore[list-item]
+        (events.Message(1, 3, []), r"Message\.text: a string is wanted, not 3"),  # type: ignore[arg-type]
+        (events.Message(1, b"x", []), r"Message\.text: a string is wanted, not b'x'"),  # type: ignore[arg-type]
+        (events.QosSet(2, "no"), r"batch_invariant: True or False is wanted, not 'no'"),  # type: ignore[arg-type]
+        (events.QosSet(2, 2), r"batch_invariant: True or False is wanted, not 2"),  # type: ignore[arg-type]
+        (events.Purged(0, "Reroot"), "Descendants.Cascade or Descendants.Reroot is wanted, not 'Reroot'"),  # type: ignore[arg-type]
+        (events.Created(None, "hot"), r"params: a GenParams \(temperature, .*\) is wanted, not 'hot'"),  # type: ignore[arg-type]
+        (events.Created(None, events.GenParams("hot")), r"Created\.params\.temperature: a number .* not 'hot'"),  # type: ignore[arg-type]
+        (events.Rebased(1, 1, events.GenParams(), [5]), r"edits\[0\]: Drop or Replace is wanted, not 5"),  # type: ignore[list-item]
+        (session_api.PutMediaRequest("x", ""), r"PutMedia\.bytes: bytes is wanted, not 'x'"),  # type: ignore[arg-type]
         (object(), "object is no message"),
     ],
 )
