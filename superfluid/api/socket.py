@@ -98,7 +98,7 @@ async def serve_connection(daemon: Daemon, stream: trio.SocketStream, fan_out: F
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass
             except postcard.PostcardError as error:
-                log.debug("a connection is closed: %s", error)
+                log.warning("a connection to the session socket is closed without an answer: %s", error)
             nursery.cancel_scope.cancel()  # the connection is over: so is what it generates or follows
 
         def carry(number: int, subscription: Subscription) -> None:
@@ -117,13 +117,22 @@ async def read_requests(stream: trio.SocketStream) -> AsyncIterator[Request]:
         while len(buffer) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(buffer)
             if length > MAX_FRAME:
-                raise postcard.PostcardError(f"a frame of {length} bytes; {MAX_FRAME} is the most")
+                raise postcard.PostcardError(
+                    f"a frame says that it has {length} bytes, {MAX_FRAME} is the most; it begins with its length, "
+                    "a little-endian u32"
+                )
             if len(buffer) < LENGTH.size + length:
                 break
             payload = bytes(memoryview(buffer)[LENGTH.size : LENGTH.size + length])
             del buffer[: LENGTH.size + length]
-            yield postcard.decode(Request, payload)
+            try:
+                request = postcard.decode(Request, payload)
+            except postcard.PostcardError as error:
+                raise postcard.PostcardError(f"a frame of {length} bytes holds no request ({error})") from error
+            yield request
         data = await stream.receive_some(READ_BYTES)
         if not data:
+            if buffer:
+                log.info("a connection to the session socket ended inside a frame, %d bytes into it", len(buffer))
             return
         buffer += data

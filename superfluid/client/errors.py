@@ -45,7 +45,7 @@ class Refused(ClientError):
         super().__init__(message)
         self.message = message
         found = re.search(self.pattern, message)
-        self.values = {name: int(text) for name, text in found.groupdict().items()} if found else {}
+        self.values = {name: int(text) for name, text in found.groupdict().items() if text} if found else {}
 
 
 class UnknownSession(Refused):
@@ -75,7 +75,9 @@ class StreamTooLong(Refused):
 
 
 class PermissionPending(Refused):
-    pattern = r"session (?P<session>\d+) has an open permission request"
+    """`values["request"]` is the first one: `session.respond_permission(request, granted)` answers it."""
+
+    pattern = r"session (?P<session>\d+) has an open permission request(?:: request (?P<request>\d+))?"
 
 
 class UnknownPermission(Refused):

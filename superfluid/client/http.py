@@ -173,7 +173,7 @@ class _Single(_Reply):
             raise UnexpectedReply(
                 f"{self._url} answered {self._status} without JSON; is it the --web address?"
             ) from error
-        return response(value)
+        return response(value, self._url)
 
 
 class _Stream(_Reply):
@@ -217,9 +217,12 @@ class _Stream(_Reply):
         return []
 
 
-def response(value: Any) -> api.Response:
-    """A response out of its JSON form. Raises UnexpectedReply."""
+def response(value: Any, url: str) -> api.Response:
+    """A response out of its JSON form, as `url` answered it. Raises UnexpectedReply."""
     try:
         return postcard.from_json(api.Response, value)
     except postcard.PostcardError as error:
-        raise UnexpectedReply(f"the server's answer does not decode: {error}") from error
+        raise UnexpectedReply(
+            f"{url} answered with no response of the session API ({error}); is it the --web address, `api-web` when "
+            "the server starts?"
+        ) from error

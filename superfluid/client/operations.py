@@ -246,7 +246,10 @@ def request_tool_cancel(session: SessionRef, tool_call: ToolCall | int) -> Steps
 
 
 def request_permission(session: SessionRef, tool_call: ToolCall | int, text: str) -> Steps[ev.Event]:
-    """Ask for leave to run an open tool call (0: for anything). Its event names the request."""
+    """Ask for leave to run an open tool call (0: for anything). Its event names the request.
+
+    Until `respond_permission` answers it, nothing is generated on the session; a result of the call is no answer.
+    """
     return (yield from _committed(api.RequestPermissionRequest(session.id, _call(tool_call), text)))
 
 

@@ -13,6 +13,8 @@ from superfluid.client.http import HttpWire, WebAddress, header_value
 from superfluid.client.websocket import WebSocketWire
 from superfluid.client.wire import Wire
 
+TOKEN_FILE = "web-token"
+
 
 @attrs.frozen
 class Site:
@@ -26,7 +28,9 @@ class Site:
     def of(cls, url: str, token: str | os.PathLike[str] | None, origin: str | None) -> "Site":
         """Raises Misuse for what is no URL of a server, and for a token or origin that no header can carry."""
         if token is None:
-            token = default_home() / "sessions" / "web-token"
+            token = default_home() / "sessions" / TOKEN_FILE
+        elif isinstance(token, str) and os.sep in token:  # no token has one
+            token = Path(token).expanduser()
         if isinstance(token, str):
             header_value("the token", token)
         if origin is not None:
@@ -48,7 +52,9 @@ class Site:
             return self.token.read_text("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or error
-            raise NotReached(f"the token of {self.address.url} cannot be read: {self.token}: {why}") from None
+            usual = default_home() / "sessions" / TOKEN_FILE
+            where = "its server says where it is when it starts" if self.token == usual else f"it is usually {usual}"
+            raise NotReached(f"the token of {self.address.url} cannot be read: {self.token}: {why}; {where}") from None
 
     def not_reached(self, error: OSError) -> NotReached:
         return NotReached(f"no server answers at {self.address.url}: {error.strerror or error}")
@@ -57,9 +63,9 @@ class Site:
 class WebClient(Client):
     """A running server, at the `api-web` address that it says when it starts. As Client in all else.
 
-    `token` is the token, or the file it stands in (`web-token` of the sessions directory), which is read again for
-    each connection: a server that starts again has another. `origin`, one that the server has as --web-origin, is
-    needed to follow sessions.
+    `token` is the token, or the file it stands in: a path, or a text with a `/`; when not given, `web-token` of the
+    home's sessions. The file is read again for each connection: a server that starts again has another token.
+    `origin`, one that the server has as --web-origin, is needed to follow sessions.
     """
 
     def __init__(self, url: str, token: str | os.PathLike[str] | None = None, *, origin: str | None = None) -> None:

@@ -111,7 +111,7 @@ class WebSocketWire(Wire):
 
     def _read(self, data: bytes) -> api.Response:
         try:
-            return response(orjson.loads(data))
+            return response(orjson.loads(data), self._address.url)
         except ValueError as error:
             status = f" {self._status}" if self._status else ""
             raise UnexpectedReply(

@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import re
 import socket
 import stat
 from collections.abc import Callable
@@ -88,23 +89,28 @@ async def quiet(session: AsyncSession) -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "why"),
     [
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",  # read as a length, it is over 64 MiB
-        LENGTH.pack(api.MAX_FRAME + 1),
-        LENGTH.pack(0),  # an empty payload is no request
-        LENGTH.pack(1) + b"\x7f",  # no such variant
-        LENGTH.pack(2) + b"\x03\x01",  # Generate, cut
-        LENGTH.pack(6) + b"\x02\x01\x01\x02\xff\xff",  # AppendMessage whose text is not UTF-8
-        LENGTH.pack(11) + b"\x04" + b"\xff" * 10,  # Read of a session over u64
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "a frame says that it has 542393671 bytes, 67108864 is the most"),
+        (LENGTH.pack(api.MAX_FRAME + 1), "67108865 bytes"),
+        (LENGTH.pack(1 << 31), "2147483648 bytes"),
+        (LENGTH.pack(0), r"a frame of 0 bytes holds no request \(Request: it ends early"),
+        (LENGTH.pack(1) + b"\x7f", r"a frame of 1 bytes holds no request \(Request: Request has no variant 127\)"),
+        (LENGTH.pack(2) + b"\x03\x01", "ends early"),  # Generate, cut
+        (LENGTH.pack(6) + b"\x02\x01\x01\x02\xff\xff", "decode byte 0xff"),  # AppendMessage of no UTF-8
+        (LENGTH.pack(11) + b"\x04" + b"\xff" * 10, "u64"),  # Read of a session over u64
     ],
 )
-async def test_what_is_no_request_closes_the_connection_without_an_answer(served: Served, data: bytes) -> None:
+async def test_what_is_no_request_closes_the_connection_without_an_answer(
+    served: Served, data: bytes, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
     server = served("loop")
     stream = await raw(server)
     await stream.send_all(data)
     assert await read_all(stream) == b""
     await lives(server)
+    (line,) = [r.getMessage() for r in caplog.records if r.name == session_socket.__name__ and r.levelname == "WARNING"]
+    assert re.match(f"a connection to the session socket is closed without an answer: .*{why}", line)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x01", b"\x05\x00\x00\x00", LENGTH.pack(100) + b"\x02\x01"])

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from superfluid.client import Client, Finish, NotReached, Refused, UnexpectedReply, WebClient
+from superfluid.client.address import default_home
 from superfluid.client.errors import SessionBusy, UnknownSession
+from superfluid.client.http import HttpWire, WebAddress
 from superfluid.link import session_api as api
 from superfluid.link.events import Generated
 from tests.api.web.conftest import sites  # noqa: F401  (a fixture)
@@ -84,6 +86,30 @@ def test_a_wrong_token(site: Site) -> None:
             client.session_ids()
         with pytest.raises(Refused, match="Authorization"):
             list(client.get(1).stream(5))
+
+
+def test_a_token_with_a_slash_is_a_file(site: Site) -> None:
+    with WebClient(site.url, str(site.token_file)) as client:
+        assert isinstance(client.session_ids(), list)
+    with pytest.raises(NotReached) as missing:
+        WebClient(site.url, "/no/such/token").session_ids()
+    usual = default_home() / "sessions" / "web-token"
+    assert str(missing.value) == (
+        f"the token of {site.url} cannot be read: /no/such/token: No such file or directory; it is usually {usual}"
+    )
+
+
+def test_an_address_that_is_not_the_webs_is_told() -> None:
+    """The OpenAI API's port answers in JSON of its own."""
+    body = b'{"error":{"message":"no such route: POST /web/rpc","type":"not_found_error"}}'
+    answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    for request in (api.ListRequest(), api.GenerateRequest(1, 5)):
+        wire = HttpWire(WebAddress.of("http://127.0.0.1:8453"), "token")
+        wire.ask(request)
+        wire.outgoing()
+        wire.feed(answer)
+        with pytest.raises(UnexpectedReply, match=r"^http://127.0.0.1:8453 answered with no response .* --web address"):
+            wire.next()
 
 
 def test_what_is_not_there(site: Site, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ class TestGenerating:
         store.activity.busy = {session}
         (request,) = [ev.PermissionRequest(0, "may I?")]
         asked = desk.do([(session, request)])[0]
-        with pytest.raises(errors.PermissionPending):
+        with pytest.raises(errors.PermissionPending, match=f"request {asked.event_id}; answer it"):
             begin(session)
         desk.do(rules.respond_permission(store, session, asked.event_id, True))
         desk.do([(session, ev.Message(1, "x", [5] * 10))])
@@ -218,6 +218,20 @@ class TestGenerating:
 
 
 class TestToolLedger:
+    def test_a_result_does_not_answer_a_request_for_permission(self, desk: Desk) -> None:
+        session = desk.create()
+        call = desk.call(session)
+        asked = desk.do(rules.request_permission(desk.store, session, call, "?"))[0].event_id
+        desk.do([(session, ev.ToolResult(call, "done", [1]))])
+        with pytest.raises(errors.PermissionPending) as refusal:
+            rules.begin_generation(desk.store, session, 5, 0, DIALECT, None, 0, False)
+        assert str(refusal.value) == (
+            f"session {session} has an open permission request: request {asked}, for tool call {call}; answer it with "
+            "RespondPermission before generating, also when the call is closed by now"
+        )
+        desk.do(rules.respond_permission(desk.store, session, asked, False))
+        rules.begin_generation(desk.store, session, 5, 0, DIALECT, None, 0, False)
+
     def test_one_terminal_event_per_call(self, desk: Desk) -> None:
         session = desk.create()
         call = desk.call(session)

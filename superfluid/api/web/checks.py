@@ -66,7 +66,10 @@ class Checks:
         """Check a request of /web/rpc or /web/stream."""
         headers = list(headers)
         if not self._right(_bearers(headers)):
-            raise WebRefusal(401, "Authorization: Bearer <token> is missing or wrong; the token is in the token file")
+            raise WebRefusal(
+                401,
+                "Authorization: Bearer <token> is missing or wrong; every start makes a new one and says in which file",
+            )
         self._origins(values(headers, "origin"))
         if not self._right(values(headers, "x-superfluid-csrf")):
             raise WebRefusal(403, "X-Superfluid-CSRF: <token> is missing or wrong")
@@ -82,7 +85,9 @@ class Checks:
             )
         origins = values(headers, "origin")
         if not origins:
-            raise WebRefusal(403, "a WebSocket needs an Origin that is listed with --web-origin; use /web/rpc without")
+            raise WebRefusal(
+                403, "a WebSocket needs an Origin that is listed with --web-origin; /web/rpc and /web/stream need none"
+            )
         self._origins(origins)
         if offered and PROTOCOL not in offered:
             raise WebRefusal(400, f"the subprotocols offered do not have {PROTOCOL}")

@@ -68,7 +68,8 @@ async def rpc(web: Web) -> Response:
         raise WebRefusal(422, f"the body is no request: {error}") from None
     if isinstance(asked, OVER_WEBSOCKET):
         name = type(asked).variant_name
-        return json_response(postcard.to_json(api.ErrResponse(f"protocol: {name} needs a connection: use /web/ws")))
+        route = "/web/stream or /web/ws" if isinstance(asked, api.GenerateRequest) else "/web/ws"
+        return json_response(postcard.to_json(api.ErrResponse(f"protocol: {name} needs a connection: use {route}")))
     replies: list[api.Response] = []
 
     async def keep(*responses: api.Response) -> None:

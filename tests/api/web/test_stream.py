@@ -54,7 +54,9 @@ def wait_until_free(site: Site, session: int) -> Any:
     ],
 )
 def test_what_needs_a_connection_is_sent_to_the_websocket(site: Site, asked: Any) -> None:
-    assert "/web/ws" in site.rpc(asked)["Err"]["message"]
+    name = next(iter(asked))
+    route = "/web/stream or /web/ws" if name == "Generate" else "/web/ws"
+    assert site.rpc(asked) == {"Err": {"message": f"protocol: {name} needs a connection: use {route}"}}
 
 
 def test_previews_are_the_text_that_is_committed(endless: Site) -> None:
