@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import click
 
 from superfluid import __version__
-from superfluid.cli.command import HELP_FLAGS, Command, CommandError, Program, did_you_mean, fail, run
-from superfluid.cli.stop_signals import StoppedBeforeReady, stop_signals
+from superfluid.cli.command import HELP_FLAGS, Command, CommandError, Program, did_you_mean, run
+from superfluid.cli.stop_signals import FAILED, StoppedBeforeReady, stop_signals
 
 COMMANDS = {
     "serve": "Serve models over HTTP and the session socket",
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if words[:1] == ["serve"]:
         stop_signals.install()  # before its imports: a signal that comes this early ends the start too
     try:
-        sys.exit(run(program, words))
-    except StoppedBeforeReady as stopped:
-        fail(f"{stopped} before the server was ready")
-        sys.exit(1)
+        code = stop_signals.leave(run(program, words))
+    except StoppedBeforeReady:
+        code = stop_signals.leave(FAILED)
+    sys.exit(code)

@@ -2,12 +2,13 @@
 
 import contextlib
 import gc
+import math
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import attrs
@@ -22,7 +23,7 @@ from superfluid.api.web.checks import TOKEN_FILE
 from superfluid.api.web.server import run_web
 from superfluid.cli.command import CommandError, fail, first_stderr, reason, say
 from superfluid.cli.serve_options import ServeOptions
-from superfluid.cli.stop_signals import STOPPING, stop_signals
+from superfluid.cli.stop_signals import stop_signals
 from superfluid.codec.dialects.dialect import DialectRefused
 from superfluid.daemon.daemon import Daemon
 from superfluid.daemon.model import Model, ModelFailed
@@ -46,7 +47,6 @@ class Run:
 
     options: ServeOptions
     daemon: Daemon
-    ready: bool = False
     stop: trio.Event = attrs.Factory(trio.Event)  # a second signal: do not wait for anything
     http_over: trio.Event = attrs.Factory(trio.Event)
     cut: bool = False
@@ -54,7 +54,8 @@ class Run:
 
 def run(options: ServeOptions, daemon: Daemon, socket_path: Path) -> int:
     """Serve until a signal drains the daemon; the exit code."""
-    return trio.run(serve, options, daemon, socket_path, strict_exception_groups=True)
+    with stop_signals.in_loop():
+        return trio.run(serve, options, daemon, socket_path, strict_exception_groups=True)
 
 
 async def serve(options: ServeOptions, daemon: Daemon, socket_path: Path) -> int:
@@ -85,7 +86,9 @@ async def serve(options: ServeOptions, daemon: Daemon, socket_path: Path) -> int
                 await start_http(run, nursery)
             if options.web_address is not None:
                 await start_web(run, nursery)
-            run.ready = stop_signals.served = True
+            if stop_signals.stopping:
+                await trio.sleep_forever()  # the cancellation is on its way
+            stop_signals.served = True
             first_stderr.let_go()
             settle_memory()
             notify("READY=1")
@@ -100,7 +103,7 @@ async def serve(options: ServeOptions, daemon: Daemon, socket_path: Path) -> int
         fail(reason(failure))
     if failures:
         return REFUSED if all(isinstance(error, DialectRefused) for error in failures) else FAILED
-    return OK if run.ready else FAILED
+    return FAILED if stop_signals.stopping else OK
 
 
 def announce(model: Model) -> None:
@@ -216,20 +219,33 @@ def limit_teardown(seconds: float) -> None:
 async def watch_signals(
     run: Run, scope: trio.CancelScope, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """SIGTERM, SIGINT and SIGUSR1 drain, the second stops at once, SIGUSR2 prints the task tree."""
-    with trio.open_signal_receiver(*STOPPING, signal.SIGUSR2) as signals:
+    """SIGTERM, SIGINT and SIGUSR1 drain, the second stops at once; before the server is ready they end the start.
+    SIGUSR2 prints the task tree."""
+    token = trio.lowlevel.current_trio_token()
+    send, signals = trio.open_memory_channel[int](math.inf)
+
+    def deliver(number: int) -> None:
+        token.run_sync_soon(send.send_nowait, number)
+
+    with stop_signals.delivered(deliver), trio.open_signal_receiver(signal.SIGUSR2) as dumps:
+        if stop_signals.stopping:
+            scope.cancel()  # it came before anybody watched
         task_status.started()
-        async for number in signals:
-            if number == signal.SIGUSR2:
-                sys.stderr.write(task_page(run.daemon, trio.lowlevel.current_root_task()))
-                sys.stderr.flush()
-            elif not run.ready:
-                fail(f"{signal.Signals(number).name} before the server was ready")
-                scope.cancel()
-            elif run.daemon.draining:
-                run.stop.set()
-            else:
-                run.daemon.drain()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(dump_tasks, run, dumps, name="dumps")
+            async for _ in signals:
+                if stop_signals.stopping:
+                    scope.cancel()
+                elif run.daemon.draining:
+                    run.stop.set()
+                else:
+                    run.daemon.drain()
+
+
+async def dump_tasks(run: Run, signals: AsyncIterator[int]) -> None:
+    async for _ in signals:
+        sys.stderr.write(task_page(run.daemon, trio.lowlevel.current_root_task()))
+        sys.stderr.flush()
 
 
 def who_may_ask(access: Access) -> str:
