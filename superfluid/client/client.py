@@ -1,7 +1,6 @@
 """The blocking client: sessions of a running server, over its socket."""
 
 import contextlib
-import functools
 import os
 import select
 import socket
@@ -16,6 +15,7 @@ from superfluid.client import operations
 from superfluid.client.address import default_socket
 from superfluid.client.errors import ClientError, ConnectionLost, NothingInFlight, NotReached
 from superfluid.client.frames import SocketWire
+from superfluid.client.methods import runs
 from superfluid.client.operations import SessionRef, Steps, Tool
 from superfluid.client.turns import Chunk, FollowReader, Reply, TurnReader
 from superfluid.client.wire import Wire, answers
@@ -105,7 +105,7 @@ def _name(request: api.Request) -> str:
 
 
 def _of_client(operation: Callable[P, Steps[T]]) -> "Callable[Concatenate[Client, P], T]":
-    @functools.wraps(operation)
+    @runs(operation)
     def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._run(operation(*args, **kwargs))
 
@@ -207,7 +207,7 @@ class Client:
 
 
 def _blocking(operation: Callable[Concatenate[SessionRef, P], Steps[T]]) -> "Callable[Concatenate[Session, P], T]":
-    @functools.wraps(operation)
+    @runs(operation)
     def method(self: "Session", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._client._run(operation(self, *args, **kwargs))
 
@@ -217,7 +217,7 @@ def _blocking(operation: Callable[Concatenate[SessionRef, P], Steps[T]]) -> "Cal
 def _branching(
     operation: Callable[Concatenate[SessionRef, P], Steps[int]],
 ) -> "Callable[Concatenate[Session, P], Session]":
-    @functools.wraps(operation)
+    @runs(operation, "Session")
     def method(self: "Session", /, *args: P.args, **kwargs: P.kwargs) -> "Session":
         return self._client._session(self._client._run(operation(self, *args, **kwargs)))
 

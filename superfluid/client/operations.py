@@ -90,6 +90,18 @@ def _json(value: str | Mapping[str, Any]) -> str:
         raise Misuse(f"it is no JSON: {error}") from error
 
 
+def _object(value: str | Mapping[str, Any]) -> str:
+    """The JSON text of an object. Raises Misuse."""
+    text = _json(value)
+    try:
+        fits = isinstance(orjson.loads(text), dict)
+    except ValueError as error:
+        raise Misuse(f"a payload is an object or its JSON text, not {value!r:.60} ({error})") from None
+    if not fits:
+        raise Misuse(f"a payload is an object or its JSON text, not {value!r:.60}")
+    return text
+
+
 def session_ids() -> Steps[list[int]]:
     """Ids of the live sessions, ascending, archived ones too."""
     return (yield from ask(api.ListRequest(), api.SessionsResponse)).ids
@@ -198,8 +210,13 @@ def assistant(session: SessionRef, text: str) -> Steps[ev.Event]:
 def append_block(
     session: SessionRef, kind: int, payload: str | Mapping[str, Any], role: int = ev.Role.USER
 ) -> Steps[ev.Event]:
-    """Append a block with its JSON: 1 diff, 2 artifact, 3 citation, 4 progress, 5 diagnostic, 6 file reference."""
-    return (yield from _committed(api.AppendBlockRequest(session.id, role, kind, _json(payload))))
+    """Append a block with its payload, an object or its JSON text; the model sees these fields of it as a turn.
+
+    1 diff {path, diff}, 2 artifact {title, content}, 3 citation {title, url, quote}, 4 progress (nothing), 5 diagnostic
+    {severity, message, path, line}, 6 file reference {path}. Raises Misuse for a text that is no JSON object, which the
+    server would take for an object without fields.
+    """
+    return (yield from _committed(api.AppendBlockRequest(session.id, role, kind, _object(payload))))
 
 
 def append_image(

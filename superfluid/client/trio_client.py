@@ -1,7 +1,6 @@
 """The client for trio users: the operations of the blocking one, awaited."""
 
 import contextlib
-import functools
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from superfluid.client.address import default_home, default_socket
 from superfluid.client.client import KEPT, READ_BYTES, at_rest
 from superfluid.client.errors import ClientError, ConnectionLost, NothingInFlight, NotReached
 from superfluid.client.frames import SocketWire
+from superfluid.client.methods import runs
 from superfluid.client.operations import SessionRef, Steps, Tool
 from superfluid.client.turns import Chunk, FollowReader, Reply, TurnReader
 from superfluid.client.web import Site
@@ -91,7 +91,7 @@ class AsyncConnection:
 
 
 def _of_client(operation: Callable[P, Steps[T]]) -> "Callable[Concatenate[AsyncClient, P], Awaitable[T]]":
-    @functools.wraps(operation)
+    @runs(operation)
     async def method(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._run(operation(*args, **kwargs))
 
@@ -190,7 +190,7 @@ class AsyncClient:
 def _awaited(
     operation: Callable[Concatenate[SessionRef, P], Steps[T]],
 ) -> "Callable[Concatenate[AsyncSession, P], Awaitable[T]]":
-    @functools.wraps(operation)
+    @runs(operation)
     async def method(self: "AsyncSession", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._client._run(operation(self, *args, **kwargs))
 
@@ -200,7 +200,7 @@ def _awaited(
 def _branching(
     operation: Callable[Concatenate[SessionRef, P], Steps[int]],
 ) -> "Callable[Concatenate[AsyncSession, P], Awaitable[AsyncSession]]":
-    @functools.wraps(operation)
+    @runs(operation, "AsyncSession")
     async def method(self: "AsyncSession", /, *args: P.args, **kwargs: P.kwargs) -> "AsyncSession":
         return self._client._session(await self._client._run(operation(self, *args, **kwargs)))
 

@@ -82,7 +82,16 @@ def test_media_go_into_the_pool_and_what_no_session_names_goes(
     for blob in [*blobs, blobs[0]]:
         (tmp_path / "file").write_bytes(blob)
         assert superfluid("media", "put", tmp_path / "file", "--socket", server.path) == 0
-    assert capsys.readouterr().out.split() == [*hashes, hashes[0]]
+    told = capsys.readouterr()
+    assert told.out.split() == [*hashes, hashes[0]]
+    assert (
+        told.err.splitlines()
+        == [
+            f"superfluid: {tmp_path / 'file'} does not begin like a PNG, JPEG, GIF, BMP or WebP image; "
+            "it is stored as it is"
+        ]
+        * 4
+    )
     assert sorted(path.name for path in pool.iterdir()) == sorted(hashes)
     assert {path.stat().st_mode & 0o777 for path in pool.iterdir()} == {0o600}
     with server.blocking_client() as client:
@@ -104,6 +113,17 @@ def test_media_go_into_the_pool_and_what_no_session_names_goes(
     assert superfluid("media", "put", tmp_path / "none", "--socket", server.path) == 1
     assert superfluid("media", "gc", "--socket", tmp_path / "none") == 1
     assert superfluid("media", "put") == 2
+
+
+@pytest.mark.parametrize(
+    "begin", [b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"BM6\0", b"RIFF\n\0\0\0WEBPVP8 "]
+)
+def test_an_image_is_put_without_a_notice(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str], begin: bytes
+) -> None:
+    (tmp_path / "image").write_bytes(begin)
+    assert superfluid("media", "put", tmp_path / "image", "--socket", served("text_tool").path) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_server_with_a_fresh_log_and_short_lived_http_sessions(

@@ -172,6 +172,23 @@ def test_every_client_has_the_same_methods(blocking: type, awaited: type) -> Non
             assert str(inspect.signature(one)).split("->")[0] == str(inspect.signature(other)).split("->")[0], name
 
 
+@pytest.mark.parametrize("kind", [Client, Session, AsyncClient, AsyncSession])
+def test_methods_look_like_methods(kind: type) -> None:
+    """Not like the generators of requests that they run."""
+    for name, method in inspect.getmembers(kind, inspect.isfunction):
+        if not name.startswith("_"):
+            shown = str(inspect.signature(method))
+            assert shown.startswith("(self"), name
+            assert "Generator" not in shown and "SessionRef" not in shown, name
+            assert "Generator" not in str(method.__annotations__), name
+    assert str(inspect.signature(Session.generate)) == (
+        "(self, max_tokens: int | None = None) -> superfluid.client.turns.Reply"
+    )
+    assert str(inspect.signature(Session.cancel)) == "(self) -> None"
+    assert str(inspect.signature(AsyncSession.fork)).endswith("-> 'AsyncSession'")
+    assert inspect.iscoroutinefunction(AsyncSession.generate)
+
+
 async def test_every_request_has_a_method(client: Either, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sends its request, and the server's answer is one to it, or a refusal that says why."""
     asked: list[str] = []

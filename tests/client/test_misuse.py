@@ -71,6 +71,13 @@ NAMED: list[tuple[Callable[[Client], object], str]] = [
         lambda client: client.session(Sampling(min_p=-3)),
         "Create.params.min_p: a number from 0 to 1 is wanted, not -3",
     ),
+    (
+        lambda client: client.get(1).append_block(1, '{"path": "a.py"'),
+        'a payload is an object or its JSON text, not \'{"path": "a.py"\' '
+        "(unexpected end of data: line 1 column 16 (char 15))",
+    ),
+    (lambda client: client.get(1).append_block(1, "[1]"), "a payload is an object or its JSON text, not '[1]'"),
+    (lambda client: client.get(1).append_block(1, 5), "a payload is an object or its JSON text, not 5"),  # type: ignore[arg-type]
     (lambda client: client.call("List"), "a request of superfluid.link.session_api is wanted, not 'List'"),  # type: ignore[arg-type]
 ]
 
