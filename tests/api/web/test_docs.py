@@ -38,8 +38,11 @@ def run(kind: str, code: str, site: Site, folder: Path) -> str:
     """What an example says; a shell's variables are there in the next one."""
     shell = f"touch kept; . ./kept; {code}\ndeclare -p token session > kept 2> /dev/null; true"
     command = ["bash", "-c", shell] if kind == "sh" else [sys.executable, "-c", code]
+    said = None if kind == "sh" else "y\n"
     environment = os.environ | {"SUPERFLUID_HOME": str(site.token_file.parents[1])}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, input=said, capture_output=True, text=True, timeout=LIMIT
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -83,3 +86,15 @@ def test_what_the_documentation_shows_of_the_client_works(site: Site, tmp_path: 
     assert "system You are brief." in conversation
     assert sampled.count("\n") == 2
     assert web == "Hello, world.\n"
+
+
+def test_what_the_documentation_shows_of_tools_works(scripted_gguf: Callable[[str], Path], tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="sf-") as home, SiteThread(Path(home), scripted_gguf("text_tool")) as site:
+        (site.token_file.parents[1] / "superfluid.sock").symlink_to(site.server.path)
+        ((kind, code),) = blocks("Tools and permissions", site)
+        said = run(kind, code, site, tmp_path)
+        assert re.match(r"May get_weather\(\{.*Paris.*\}\) run\? \[y/n\] ", said)
+        with site.server.blocking_client() as client:
+            bodies = [type(event.body).__name__ for event in client.get(1).events()]
+    order = ["ToolUse", "PermissionRequest", "PermissionResponse", "ToolResult", "GenerationPrompt"]
+    assert [name for name in bodies[bodies.index(order[0]) :] if name in order][:5] == order
