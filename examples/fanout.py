@@ -48,7 +48,7 @@ async def main(arguments: argparse.Namespace) -> None:
         text = arguments.document.read_text()
     except (OSError, ValueError) as error:
         sys.exit(f"{arguments.document} is not read: {getattr(error, 'strerror', None) or error}")
-    questions = arguments.question or QUESTIONS
+    questions = arguments.question
     async with AsyncClient(arguments.socket) as client:
         replies = await fan_out(client, text, questions, arguments.max_tokens)
     for question, reply in zip(questions, replies, strict=True):
@@ -61,7 +61,7 @@ async def main(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("document", type=Path)
-    parser.add_argument("question", nargs="*")
+    parser.add_argument("question", nargs="*", default=QUESTIONS)
     parser.add_argument("--socket", type=Path, help="the server's session socket")
     parser.add_argument("--max-tokens", type=int, default=96)
     failed: list[str] = []

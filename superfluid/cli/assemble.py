@@ -15,15 +15,12 @@ from superfluid.daemon.generation import SamplingRung
 from superfluid.daemon.in_process import ServeInProcess
 from superfluid.daemon.model import Model, ModelConfig
 from superfluid.daemon.satellite import Satellite
-from superfluid.daemon.sizing import choose_window
 from superfluid.daemon.start import store_directory
 from superfluid.observe.metrics import Metrics, ModelMetrics
 from superfluid.scheduler.classes import parse_class_lanes
 from superfluid.scheduler.fim import Rate
 from superfluid.scheduler.keeping import GIGABYTE, KeepSettings, ParkMode
 from superfluid.sessions.shelve import shelve
-
-SATELLITE_WINDOW = 8192  # tokens per lane of --fim-model, where none is given: what surrounds a cursor fits
 
 
 def make_daemon(
@@ -83,17 +80,13 @@ def own_options(options: ServeOptions, one: Chosen) -> list[str]:
 
 def make_satellite(options: ServeOptions, one: Chosen, metrics: Metrics, sessions: Path) -> Satellite:
     """The model of `--fim-model`, with a series of its own on the metrics page."""
-    context = options.fim_max_context
-    if context is None:
-        facts = one.runtime.report.get("model") or {}
-        context = min(choose_window(None, facts.get("sizing"), options.fim_max_batch).tokens, SATELLITE_WINDOW)
     config = ModelConfig(
         name=one.name,
         path=one.path,
         runtime=one.runtime,
         options=own_options(options, one),
         store=sessions / "fim",
-        max_context=context,
+        max_context=options.fim_max_context,
         max_batch=options.fim_max_batch,
         kv_bits=int(options.kv_bits),
         dialect="raw",

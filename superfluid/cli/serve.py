@@ -30,7 +30,7 @@ from superfluid.daemon.start import ServeLock, ServeLocked, make_private
 from superfluid.llama.demo import DemoError, demo_model
 from superfluid.llama.search import LIBRARY_VARIABLE, home_directory
 from superfluid.observe.log import LogFilter
-from superfluid.scheduler.classes import parse_class, parse_class_lanes
+from superfluid.scheduler.classes import parse_class_lanes
 from superfluid.sessions.errors import StoreError
 
 MAX_SOCKET_PATH = 108 if sys.platform == "linux" else 104  # bytes of a socket address, its NUL included
@@ -69,9 +69,9 @@ def start(options: ServeOptions) -> int:
     socket_path = choose_socket(options.socket, home)
     address = options.address
     if address is not None:
-        check_port(options.address_flag, *address)
+        check_port(options.address_flag, *address, instead="--port" if options.http is None else "--http")
     if options.web_address is not None:
-        check_port("--web", *options.web_address)
+        check_port("--web", *options.web_address, instead="--web")
     if "--llamacpp-lib" in options.runtime_options:  # worker and tokenizer must use the same build
         os.environ[LIBRARY_VARIABLE] = options.runtime_options["--llamacpp-lib"]
     threading.Thread(target=import_server, daemon=True).start()  # while the runtimes are asked
@@ -222,12 +222,14 @@ def choose_socket(asked: str | None, home: Path) -> Path:
     return Path("/tmp") / name
 
 
-def check_port(flag: str, host: str, port: int) -> None:
-    """Bind the address once and free it, so that a taken port is told before a model is looked at."""
+def check_port(flag: str, host: str, port: int, instead: str) -> None:
+    """Bind the address once and free it, so that a taken port is told before a model is looked at; `instead` is the
+    flag that names another."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
-        taken = " (another process listens there)" if error.errno == errno.EADDRINUSE else ""
+        in_use = error.errno == errno.EADDRINUSE
+        taken = f" (another process listens there; name another port with {instead})" if in_use else ""
         unknown = isinstance(error, socket.gaierror) or not error.errno  # its number is none of the system's
         why = error.strerror or error if unknown else os.strerror(error.errno or 0)
         raise CommandError(f"{flag} {host}:{port}: {why}{taken}", 1) from None
@@ -236,10 +238,8 @@ def check_port(flag: str, host: str, port: int) -> None:
 def check_classes(options: ServeOptions) -> None:
     try:
         parse_class_lanes(options.class_lanes, options.max_batch)
-        parse_class(options.http_default_qos)
     except ValueError as error:
-        text = str(error)
-        raise CommandError(text if text.startswith("--") else f"--http-default-qos: {text}", 2) from None
+        raise CommandError(str(error), 2) from None
 
 
 def redirect_stderr(path: str) -> None:

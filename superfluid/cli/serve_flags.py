@@ -1,8 +1,12 @@
 """The flags of `superfluid serve`."""
 
+from typing import Any
+
 import click
 
 from superfluid.cli.command import Choice, Number, Option
+from superfluid.cli.origin import Origin
+from superfluid.scheduler.classes import parse_class
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8453
@@ -28,6 +32,20 @@ IGNORED: dict[str, tuple[bool, str]] = {
     "--decode-replay": (True, _AUTOMATIC),
 }
 """Accepted and ignored: whether a value follows, and what replaced the flag."""
+
+
+class ClassName(click.ParamType[str]):
+    """A scheduling class, by any of its names."""
+
+    name = "class"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parse_class(value)
+        except ValueError:
+            self.fail(f'one of interactive, completion, agent, background, got "{value}"', param, ctx)
+        return str(value)
+
 
 FLAGS: list[click.Parameter] = [
     click.Argument(["bare"], nargs=-1, metavar="[MODEL]..."),
@@ -68,9 +86,10 @@ FLAGS: list[click.Parameter] = [
     Option(
         ["--web-origin"],
         group="Server",
+        type=Origin(),
         multiple=True,
-        metavar="URL",
-        help="An origin whose pages may use it; repeatable.",
+        metavar="ORIGIN",
+        help="Whose pages may use it, like http://localhost:3000; repeatable.",
     ),
     Option(
         ["--socket"],
@@ -91,7 +110,8 @@ FLAGS: list[click.Parameter] = [
         group="Server",
         metavar="KEY",
         show_default="none",
-        help="The key that every request but /health must present.",
+        help="The key that every request but /health must present. As api-key in a --config file no process list "
+        "shows it.",
     ),
     Option(
         ["--drain-timeout"],
@@ -285,6 +305,7 @@ FLAGS: list[click.Parameter] = [
     Option(
         ["--http-default-qos"],
         group="Scheduling",
+        type=ClassName(),
         default="agent",
         metavar="CLASS",
         help="Class of HTTP requests that name none.",

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from superfluid.cli.command import CommandError, Option
+from superfluid.cli.command import CommandError, Option, reason
 
 UNAUTHORIZED = 401
 DEFAULT_ADDRESS = "127.0.0.1:8453"
@@ -44,8 +44,15 @@ def get(path: str, http: str | None, api_key: str | None, accept: str = "*/*") -
         key_wanted = "; give its key with --api-key or SUPERFLUID_API_KEY" if error.code == UNAUTHORIZED else ""
         raise CommandError(f"the server at {base} answered {error.code}: {said}{key_wanted}") from None
     except (urllib.error.URLError, OSError, ValueError) as error:
-        why = getattr(error, "reason", error)
-        raise CommandError(f"no server answers at {base}: {why}") from None
+        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        said = reason(why) if isinstance(why, BaseException) else why
+        raise CommandError(f"no server answers at {base}: {said}{start_one(why)}") from None
+
+
+def start_one(why: object) -> str:
+    """What helps when a server does not answer because there is none."""
+    none_there = isinstance(why, FileNotFoundError | ConnectionRefusedError)
+    return "; start one with `superfluid serve`" if none_there else ""
 
 
 def refusal(body: bytes) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from superfluid.cli.command import CommandError, Option
+from superfluid.cli.server_address import start_one
 from superfluid.client import Client, ClientError
 
 U64_END = 1 << 64
@@ -41,4 +42,4 @@ def reached(path: Path | None) -> Iterator[Client]:
         with Client(path) as client:
             yield client
     except ClientError as error:
-        raise CommandError(str(error)) from None
+        raise CommandError(f"{error}{start_one(error.__context__)}") from None

@@ -93,7 +93,9 @@ class Model:
         self.name = config.name
         self.metrics = metrics
         facts = config.runtime.report.get("model") or {}
-        self.planned: Window = choose_window(config.max_context, facts.get("sizing"), config.max_batch)
+        self.planned: Window = choose_window(
+            config.max_context, facts.get("sizing"), config.max_batch, self.most_by_itself
+        )
         self.supervisor = Supervisor(self.name, self._spawn, metrics, respawns=config.in_process is None)
         self._threads = trio.CapacityLimiter(RENDER_THREADS)
         self._tools_noted = False
@@ -103,6 +105,7 @@ class Model:
         self._ready = trio.Event()  # everything but the worker is
 
     window_flag = "--max-context"
+    most_by_itself: int | None = None  # tokens of a window that nobody asked for
     store: Store
     codec: Codec
     keeper: Keeper

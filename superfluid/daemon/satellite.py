@@ -23,6 +23,7 @@ class Satellite(Model):
     """Supervised as any model; it has no sessions."""
 
     window_flag = "--fim-max-context"
+    most_by_itself = 8192  # what surrounds a cursor fits
 
     async def _open(self, nursery: trio.Nursery, cleared: Callable[[], Awaitable[None]]) -> None:
         await self._open_codec()

@@ -22,8 +22,10 @@ class Window:
     sized: bool = True
 
 
-def choose_window(asked: int | None, sizing: dict[str, Any] | str | None, lanes: int) -> Window:
-    """The window of `lanes` lanes: the one asked for, or what `sizing` (a check report's) affords.
+def choose_window(
+    asked: int | None, sizing: dict[str, Any] | str | None, lanes: int, most: int | None = None
+) -> Window:
+    """The window of `lanes` lanes: the one asked for, or what `sizing` (a check report's) affords, up to `most`.
 
     A string instead of sizing is the reason that there is none.
     """
@@ -33,6 +35,13 @@ def choose_window(asked: int | None, sizing: dict[str, Any] | str | None, lanes:
         if trained and tokens > trained:
             return Window(trained, f"{asked} asked for, the model was trained for {trained}")
         return Window(tokens, "as asked for")
+    afforded = _afforded(sizing, lanes, trained)
+    if most is not None and afforded.tokens > most:
+        return Window(most, "the most where none is asked for")
+    return afforded
+
+
+def _afforded(sizing: dict[str, Any] | str | None, lanes: int, trained: int) -> Window:
     if not isinstance(sizing, dict):
         return Window(UNSIZED, sizing or NOT_KNOWN, sized=False)
     budget, weights, per_token = (sizing.get(key, 0) for key in ("budget_bytes", "weight_bytes", "kv_bytes_per_token"))

@@ -128,7 +128,10 @@ def test_a_reply_that_fails_fails_the_command(tmp_path: Path, environment: dict[
 def test_a_server_that_is_not_there(tmp_path: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(CHAT, input="", capture_output=True, text=True, timeout=SECONDS, env=environment, check=False)
     assert done.returncode == 1
-    assert done.stderr == f"superfluid: no server answers at {tmp_path}/superfluid.sock: No such file or directory\n"
+    assert done.stderr == (
+        f"superfluid: no server answers at {tmp_path}/superfluid.sock: No such file or directory; "
+        "start one with `superfluid serve`\n"
+    )
 
 
 def test_a_session_that_is_not_there(served: Served, environment: dict[str, str]) -> None:

@@ -152,7 +152,27 @@ def test_completion(superfluid: RunCommand, shell: str) -> None:
 def test_a_server_that_cannot_be_reached(superfluid: RunCommand) -> None:
     done = superfluid("tasks", "--http", "127.0.0.1:1")
     assert done.code == 1
-    assert done.err.startswith("superfluid: no server answers at http://127.0.0.1:1: ")
+    assert done.err == (
+        "superfluid: no server answers at http://127.0.0.1:1: Connection refused; start one with `superfluid serve`\n"
+    )
+
+
+@pytest.mark.parametrize("line", [("session", "list"), ("media", "gc")])
+def test_a_socket_that_nobody_made(superfluid: RunCommand, tmp_path: Path, line: tuple[str, ...]) -> None:
+    done = superfluid(*line, "--socket", tmp_path / "none.sock")
+    assert done.code == 1
+    assert done.err == (
+        f"superfluid: no server answers at {tmp_path}/none.sock: No such file or directory; "
+        "start one with `superfluid serve`\n"
+    )
+
+
+def test_a_socket_that_is_none(superfluid: RunCommand, tmp_path: Path) -> None:
+    """There a new server would not help."""
+    (tmp_path / "file").touch()
+    done = superfluid("session", "list", "--socket", tmp_path / "file" / "none.sock")
+    assert done.code == 1
+    assert done.err == f"superfluid: no server answers at {tmp_path}/file/none.sock: Not a directory\n"
 
 
 # ---- the configuration file

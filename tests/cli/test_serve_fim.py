@@ -74,6 +74,7 @@ def test_a_model_without_markers_is_no_satellite(home: Path, scripted_gguf: Call
     plain = scripted_gguf("plain")
     with Server(home, plain, "--fim-model", plain, "--port", 0) as server:
         server.said(f"--fim-model {plain}: this model has no FIM dialect")
+        assert not any("as asked for" in line for line in server.lines)
         assert server.wait() == 2
 
 

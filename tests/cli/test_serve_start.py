@@ -41,6 +41,8 @@ def faults(tmp_path: Path, taken_port: int, tiny_gguf: Path) -> list[Fault]:
     (tmp_path / "file").touch()
     return [
         Fault(2, "serve has no option --max-ctx", ("--max-ctx", "1")),
+        Fault(2, '--http-default-qos expects one of .*, got "fast"', ("--http-default-qos", "fast")),
+        Fault(2, '--web-origin expects .*, got "here"', ("--web-origin", "here")),
         Fault(2, "--api-key is blank", ("--api-key", "")),
         Fault(2, "--max-context expects", ("--max-context", "nope")),
         Fault(2, "--socket: .* does not fit", ("--socket", f"/{'x' * 120}")),
@@ -57,7 +59,7 @@ def faults(tmp_path: Path, taken_port: int, tiny_gguf: Path) -> list[Fault]:
     ]
 
 
-@pytest.mark.parametrize("first", range(14))
+@pytest.mark.parametrize("first", range(16))
 def test_the_order_of_refusals(
     superfluid: RunCommand, faults: list[Fault], tiny_gguf: Path, tmp_path: Path, first: int
 ) -> None:
@@ -72,6 +74,79 @@ def test_the_order_of_refusals(
     assert done.code == there[0].code
     assert "Traceback" not in done.err
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag", "instead"),
+    [
+        (("--port", "{}"), "--port", "--port"),
+        (("--http", "127.0.0.1:{}"), "--http", "--http"),
+        (("--host", "127.0.0.1", "--port", "{}"), "--port", "--port"),
+        (("--port", "0", "--web", "127.0.0.1:{}"), "--web", "--web"),
+    ],
+)
+def test_a_taken_port_says_which_flag_names_another(
+    superfluid: RunCommand, taken_port: int, flags: tuple[str, ...], flag: str, instead: str
+) -> None:
+    done = superfluid("serve", "/not/there", *(part.format(taken_port) for part in flags))
+    assert done.code == 1
+    assert done.err == (
+        f"superfluid: {flag} 127.0.0.1:{taken_port}: Address already in use "
+        f"(another process listens there; name another port with {instead})\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("foo", "http://foo"),
+        ("localhost:3000", "http://localhost:3000"),
+        ("http://localhost:3000/", "http://localhost:3000"),
+        ("http://localhost:3000/app?x#y", "http://localhost:3000"),
+        ("HTTP://LocalHost:3000", "http://localhost:3000"),
+        ("http://localhost:80", "http://localhost"),
+        ("https://localhost:443", "https://localhost"),
+        ("http://me@localhost", "http://localhost"),
+        ("http://m\u00fcnchen.example", "http://xn--mnchen-3ya.example"),
+        ("http://[0::1]:3000", "http://[::1]:3000"),
+        ("chrome-extension://abc/page.html", "chrome-extension://abc"),
+        ("http://localhost:99999", None),
+        ("http://a b", None),
+        ("http://", None),
+        ("", None),
+    ],
+)
+def test_an_origin_that_no_browser_sends_is_refused(superfluid: RunCommand, given: str, meant: str | None) -> None:
+    done = superfluid("serve", "/not/there", "--port", "0", "--web", "127.0.0.1:0", "--web-origin", given)
+    hint = f"; did you mean {meant}?" if meant else ""
+    assert done.code == 2
+    assert done.err == (
+        "superfluid: --web-origin expects a page's origin as its browser sends it, like http://localhost:3000, "
+        f'got "{given}"{hint}\n'
+    )
+
+
+def test_there_are_no_wildcards_in_origins(superfluid: RunCommand) -> None:
+    for given in ("*", "http://*.example"):
+        done = superfluid("serve", "/not/there", "--port", "0", "--web", "127.0.0.1:0", "--web-origin", given)
+        assert done.code == 2
+        assert done.err.endswith(f'got "{given}"; there are no wildcards\n')
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://localhost:3000",
+        "https://a.example",
+        "http://127.0.0.1:1",
+        "https://[::1]:3000",
+        "app://obsidian.md",
+        "null",
+    ],
+)
+def test_origins_that_browsers_send(superfluid: RunCommand, origin: str) -> None:
+    done = superfluid("serve", "/not/there", "--port", "0", "--web", "127.0.0.1:0", "--web-origin", origin)
+    assert done.err == "superfluid: /not/there: no such file or directory\n"
 
 
 def test_the_demo_offline_says_how_to_name_a_model(superfluid: RunCommand) -> None:

@@ -65,6 +65,19 @@ def test_windows(asked: int | None, sizing: Any, lanes: int, tokens: int, sized:
     assert window.why
 
 
+@pytest.mark.parametrize(
+    ("asked", "most", "tokens", "why"),
+    [
+        (None, 5000, 5000, "the most where none is asked for"),
+        (None, 8192, 6144, "8 lanes in 16.0 GiB"),
+        (10000, 5000, 10000, "as asked for"),
+    ],
+)
+def test_a_window_that_nobody_asked_for_has_a_bound(asked: int | None, most: int, tokens: int, why: str) -> None:
+    window = choose_window(asked, SIZING, 8, most)
+    assert (window.tokens, window.why) == (tokens, why)
+
+
 def test_differing_records() -> None:
     before = {"runtime": {"id": "x", "version": "1"}, "limits": {"max_seqs": 8}, "serving": {"park_lossy": True}}
     assert differing(before, before | {"limits": {"max_seqs": 4}}) == []

@@ -36,6 +36,14 @@ def test_fanout(served: Callable[[str], Server], tmp_path: Path) -> None:
     assert out.split("\n# ") == ["", "What stands?\nHello, world.\n", "Where?\nHello, world.\n"]
 
 
+def test_fanout_has_questions_of_its_own(served: Callable[[str], Server], tmp_path: Path) -> None:
+    document = tmp_path / "document.txt"
+    document.write_text("A lighthouse stands by the sea. " * 20)
+    assert run("fanout.py", document, "--socket", served("plain").path).count("Hello, world.") == 3
+    done = subprocess.run([sys.executable, EXAMPLES / "fanout.py"], capture_output=True, text=True, timeout=LIMIT)
+    assert done.stderr.endswith("the following arguments are required: document\n")
+
+
 def pull_the_plug(model: Path, max_tokens: int) -> None:
     """Greedy and with a seed, what is continued is what was never cut; and each reply was cut."""
     out = run("pull_the_plug.py", model, "--max-tokens", str(max_tokens))

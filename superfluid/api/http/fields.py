@@ -65,7 +65,7 @@ class Fields:
     def boolean(self, name: str, default: bool = False) -> bool:
         return bool(self._typed(name, default, "true or false", lambda v: isinstance(v, bool)))
 
-    def integer(self, name: str, low: int, high: int, default: T = None) -> int | T:  # type: ignore[assignment]
+    def integer(self, name: str, low: float, high: float, default: T = None) -> int | T:  # type: ignore[assignment]
         """An integer within [low, high]."""
         value = self._typed(name, default, "an integer", _is_integer)
         if value is not default and not low <= value <= high:

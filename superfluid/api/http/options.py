@@ -51,8 +51,8 @@ def read_sampling(fields: Fields) -> SamplingRequest:
 
 def read_choices(fields: Fields, logprobs: int | None) -> Choices:
     """Everything but the prompt, the constraints and the caller. Raises ApiError 400 naming the field that is wrong."""
-    count = fields.integer("n", 0, U32, 1)
-    if count > MAX_CHOICES:
+    count = fields.integer("n", -math.inf, math.inf, 1)
+    if not 0 <= count <= MAX_CHOICES:
         raise invalid("n must be between 1 and 128", "n")
     stream_options = Fields(fields.mapping("stream_options"))
     limit = fields.first("max_completion_tokens", "max_tokens")

@@ -164,6 +164,8 @@ def test_a_null_is_an_absent_field(site: Site) -> None:
         ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", "string"),
         ({"messages": [{"role": "assistant", "tool_calls": 7}]}, "messages[0].tool_calls", "array"),
         ({"n": 129}, "n", "n must be between 1 and 128"),
+        ({"n": -1}, "n", "n must be between 1 and 128"),
+        ({"n": 2**32}, "n", "n must be between 1 and 128"),
         ({"temperature": -1}, "temperature", "at least 0"),
         ({"temperature": "hot"}, "temperature", "a number"),
         ({"top_p": 1.5}, "top_p", "between 0 and 1"),
