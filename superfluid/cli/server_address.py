@@ -44,9 +44,14 @@ def get(path: str, http: str | None, api_key: str | None, accept: str = "*/*") -
         key_wanted = "; give its key with --api-key or SUPERFLUID_API_KEY" if error.code == UNAUTHORIZED else ""
         raise CommandError(f"the server at {base} answered {error.code}: {said}{key_wanted}") from None
     except (urllib.error.URLError, OSError, ValueError) as error:
-        why = error.reason if isinstance(error, urllib.error.URLError) else error
-        said = reason(why) if isinstance(why, BaseException) else why
-        raise CommandError(f"no server answers at {base}: {said}{start_one(why)}") from None
+        why = cause(error)
+        raise CommandError(f"no server answers at {base}: {reason(why)}{start_one(why)}") from None
+
+
+def cause(error: Exception) -> Exception:
+    """What is behind the error of a request that was not answered."""
+    why = error.reason if isinstance(error, urllib.error.URLError) else error
+    return why if isinstance(why, Exception) else error
 
 
 def start_one(why: object) -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 import click
 
 from superfluid import __version__
-from superfluid.cli.command import HELP_FLAGS, Choice, CommandError, Option, Program, say
+from superfluid.cli.command import HELP_FLAGS, Choice, CommandError, Option, Program, reason, say
 from superfluid.cli.screen import CONTROLS
+from superfluid.cli.server_address import cause
 from superfluid.cli.session_list import session_line
 from superfluid.cli.session_socket import SessionId, reached, socket_option
 from superfluid.daemon.start import ServeLock, ServeLocked
@@ -177,7 +178,7 @@ def push(endpoint: str, body: str) -> None:
     except urllib.error.HTTPError as error:
         raise CommandError(f"{url} answered {error.code}") from None
     except (urllib.error.URLError, HTTPException, OSError, ValueError) as error:
-        raise CommandError(f"{url}: {getattr(error, 'reason', error)}") from None
+        raise CommandError(f"{url}: {reason(cause(error))}") from None
 
 
 def summary(inspection: Inspection) -> list[str]:

@@ -205,6 +205,8 @@ def test_export_to_a_collector(
     handler.status = 503
     assert superfluid(*push, url) == 1
     assert capsys.readouterr().err == f"superfluid: {url}/v1/traces answered 503\n"
+    assert superfluid(*push, "http://127.0.0.1:1") == 1
+    assert capsys.readouterr().err == "superfluid: http://127.0.0.1:1/v1/traces: Connection refused\n"
 
 
 def test_the_sessions_are_listed(session: Session, socket: Path, capsys: pytest.CaptureFixture[str]) -> None:
