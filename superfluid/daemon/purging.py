@@ -57,10 +57,11 @@ class Purges:
             await self._ended.wait()
         fenced.update(targets)
         try:
+            await store.commit([])  # children that are being made are durable then; the fence lets no more be made
             for target in targets:
                 await self._quiet(target)
             for target in targets:
-                await self._erase_states(target, targets)
+                await self._erase_states(target)
             await store.perform(lambda: rules.purge(store, session, expected, mode))
         finally:
             fenced.difference_update(targets)
@@ -71,14 +72,16 @@ class Purges:
             self._forget(target)
         return targets
 
-    async def _erase_states(self, session: int, going: list[int]) -> None:
+    async def _erase_states(self, session: int) -> None:
         """Delete what the disk tier has of a session, before its purge commits: a crash leaves it cold, not in part.
 
-        What its parent or a child has too, and lives, stays for them.
+        What its parent or a child has too, and lives on, stays for them; not for one whose own purge is under way,
+        which may have left what both have to this one.
         """
         relatives = self._store.children(session)
         if (parent := self._store.living_parent(session)) is not None:
             relatives.append(parent)
+        going = self._store.activity.purging
         kin = (relative.tokens() for relative in relatives if relative.id not in going)
         try:
             await self._keeper.erase(self._store.session(session).tokens(), kin)
@@ -110,30 +113,31 @@ class Purges:
 
         Busy and pinned ones are left, and their children become roots.
         """
-        old = self._untouched(now - int(ttl * 1000), now)
+        since = now - int(ttl * 1000)
+        made = sorted(self._store.http.ids, reverse=True)  # children first: to become a root is an event, and touches
+        old = [session for session in self._live(made) if self._is_old(session, since, now)]
         for at in range(0, len(old), TOGETHER):
             async with trio.open_nursery() as nursery:
                 for session in old[at : at + TOGETHER]:
-                    nursery.start_soon(self._purge_idle, session, name=f"purge:{session}")
+                    nursery.start_soon(self._purge_old, session, since, now, name=f"purge:{session}")
         if old:
             log.info("%s: %d sessions that nothing touched for %g s were purged", self._store.path, len(old), ttl)
 
-    def _untouched(self, since: int, now: int) -> list[int]:
-        """Idle HTTP-made sessions without a pin whose last event came no later than `since`; unknown times are kept."""
-        found = []
-        for session in self._live(sorted(self._store.http.ids)):
-            state = self._store.session(session)
-            if 0 < state.touched_ms <= since and state.pin_deadline <= now and session not in self._busy:
-                found.append(session)
-        return found
+    def _is_old(self, session: int, since: int, now: int) -> bool:
+        """Whether a session is idle, has no pin, and its last event came no later than `since`; unknown times are kept.
+
+        Events on their way to the disk count.
+        """
+        state = self._store.session(session).ahead
+        return 0 < state.touched_ms <= since and state.pin_deadline <= now and session not in self._busy
 
     def _live(self, sessions: Iterable[int]) -> list[int]:
         live = {session.id for session in self._store.live()}
         return [session for session in sessions if session in live]
 
-    async def _purge_idle(self, session: int) -> None:
+    async def _purge_old(self, session: int, since: int, now: int) -> None:
         try:
-            if session not in self._busy:
+            if self._is_old(session, since, now):  # still: the purges before it took a while
                 await self.purge(session, self._store.session(session).generation, Descendants.Reroot)
         except (SessionError, StoreError) as error:
             log.warning("session %d is not purged for its age: %s", session, error)

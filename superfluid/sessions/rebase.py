@@ -52,6 +52,7 @@ def rebase(
 
 def trim(store: Store, session: int, to_event: int) -> tuple[int, list[Record]]:
     """A branch that keeps the events below `to_event`. Raises ForkPoint and what a fork does."""
+    store.activity.check_not_purging(session)
     limit = store.session(session).n_events
     if not 1 <= to_event <= limit:
         raise errors.ForkPoint(session, to_event, limit)

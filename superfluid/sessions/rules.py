@@ -360,32 +360,39 @@ def _check_fits(length: int, window: int) -> None:
 
 
 def purge_targets(store: Store, session: int, expected: int, mode: ev.Descendants) -> list[int]:
-    """The sessions a purge ends, children before parents, the session last: what the caller fences and quiets."""
-    generation = store.session(session).ahead.generation
-    if generation != expected:
-        raise errors.GenerationConflict(session, generation, expected)
-    if mode == ev.Descendants.Reroot:
-        return [session]
-    found = [session]
-    for one in found:  # grows while it is walked: parents before children
-        found.extend(child.id for child in store.children(one))
-    return found[::-1]
+    """The sessions a purge ends, children before parents, the session last: what the caller fences and quiets.
+
+    Children that are still on their way to the disk are among them: nobody may use them when they come to be.
+    """
+    return [target.id for target in _targets(store, session, expected, mode)]
 
 
 def purge(store: Store, session: int, expected: int, mode: ev.Descendants) -> list[Record]:
     """The records of a purge; the last is its commit point."""
-    targets = purge_targets(store, session, expected, mode)
+    targets = _targets(store, session, expected, mode)
     records: list[Record] = []
     for target in reversed(targets):
-        calls = store.session(target).whole_ahead().open_calls
-        records += [(target, ev.ToolExpired(call, "purged")) for call in calls]
-    if mode == ev.Descendants.Reroot:
-        for child in store.children(session):
-            inherited = child.events()[: child.fork_at]
-            records.append((child.id, ev.Rerooted(session, [(event.event_id, event.body) for event in inherited])))
+        records += [(target.id, ev.ToolExpired(call, "purged")) for call in target.whole_ahead().open_calls]
+    if mode == ev.Descendants.Reroot and (children := store.children(session)):
+        events = store.session(session).events(0, max(child.fork_at for child in children))
+        for child in children:
+            prefix = [(event.event_id, event.body) for event in events[: child.fork_at]]
+            records.append((child.id, ev.Rerooted(session, prefix)))
     for target in targets:
-        records.append((target, ev.Purged(store.session(target).ahead.generation + 1, mode)))
+        records.append((target.id, ev.Purged(target.ahead.generation + 1, mode)))
     return records
+
+
+def _targets(store: Store, session: int, expected: int, mode: ev.Descendants) -> list[Session]:
+    target = store.session(session)
+    generation = target.ahead.generation
+    if generation != expected:
+        raise errors.GenerationConflict(session, generation, expected)
+    found = [target]
+    if mode == ev.Descendants.Cascade:
+        for one in found:  # grows while it is walked: parents before children
+            found.extend(store.children(one.id))
+    return found[::-1]
 
 
 def open_tool_calls(ledger: Mapping[int, LedgerEntry]) -> list[tuple[int, str, str]]:

@@ -250,12 +250,8 @@ class Store:
         return [self._sessions[child] for child in sorted(self._children.get(session, ()))]
 
     def children(self, session: int) -> list[Session]:
-        """Live sessions whose parent this is, ascending."""
-        return [
-            child
-            for child in self.linked_children(session)
-            if child.frames and child.durable.purged is None and not child.rerooted
-        ]
+        """Sessions whose parent this is, ascending: as it will be once everything that is staged is durable."""
+        return [child for child in self.linked_children(session) if child.ahead.purged is None and not child.rerooted]
 
     def living_parent(self, session: int) -> Session | None:
         """The session's parent, when it has one that lives."""
@@ -471,8 +467,9 @@ class Store:
 
     def _bury(self, session: Session) -> None:
         if session.durable.purged == ev.Descendants.Reroot:
-            for child in self.children(session.id):
-                child.rerooted = True
+            for child in self.linked_children(session.id):
+                if child.durable.purged is None:
+                    child.rerooted = True
         session.forget()
         self.buried.set()
         self._touched.pop(session.id, None)

@@ -1,7 +1,7 @@
 """Purges of a running model, for their age too, and what is erased behind them."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,9 +16,11 @@ from superfluid.link import events as ev
 from superfluid.observe.metrics import ModelMetrics
 from superfluid.scheduler.keeping import Keeper, KeepSettings, ParkMode
 from superfluid.scheduler.loop import Scheduler, SchedulerConfig
-from superfluid.sessions import errors
+from superfluid.sessions import errors, rebase, rules
+from superfluid.sessions.files import Files
 from superfluid.sessions.store import Store
 from tests.daemon.conftest import MakeModel, generate
+from tests.sessions.faulty import FaultyFiles
 
 CASCADE, REROOT = ev.Descendants.Cascade, ev.Descendants.Reroot
 SLOW = [["--mock-round-delay", "0.01"]]
@@ -123,22 +125,156 @@ async def test_the_generation_is_looked_at_before_anything_is_touched(
 
 
 @asynccontextmanager
-async def purges_of(directory: Path, clock: Callable[[], int]) -> AsyncIterator[tuple[Store, Purges]]:
+async def purges_of(
+    directory: Path,
+    clock: Callable[[], int],
+    forget: Callable[[int], None] = lambda session: None,
+    files: Files | None = None,
+    busy: Container[int] = frozenset(),
+) -> AsyncIterator[tuple[Store, Purges]]:
     """A store with everything that purges need, and no worker."""
-    store = Store.open(directory, clock=clock)
+    store = Store.open(directory, files, clock)
     metrics = ModelMetrics()
     keeper = Keeper.open(directory, KeepSettings(ParkMode.NEVER, disk_budget=0), metrics)
     scheduler = Scheduler(store, cast("Any", None), SchedulerConfig(4), metrics, "none", keeper)
-    store.activity.busy = {7}
+    store.activity.busy = busy
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
             await nursery.start(keeper.run)
-            yield store, Purges(store, scheduler, keeper, {}, lambda session: None)
+            yield store, Purges(store, scheduler, keeper, {}, forget)
             await keeper.flush()
             nursery.cancel_scope.cancel()
     finally:
         store.close()
+
+
+def branches(store: Store, parent: int) -> list[list[tuple[int, ev.Body]]]:
+    """The records of a child of every kind."""
+    upto = store.session(parent).n_events
+    return [
+        rules.fork(store, parent, upto, None)[1],
+        rules.fork(store, parent, 1, None)[1],
+        rebase.rebase(store, parent, [ev.Drop(1, 2)], None)[1],
+        rebase.trim(store, parent, 1)[1],
+        rules.create(store, parent, ev.GenParams())[1],
+    ]
+
+
+async def make(store: Store, *bodies: ev.Body, http: bool = True) -> int:
+    session = store.new_session()
+    await store.commit([(session, body) for body in (ev.Created(None, ev.GenParams()), *bodies)])
+    if http:
+        store.http.add(session)
+    return session
+
+
+@pytest.mark.parametrize("kind", range(5))
+async def test_children_that_are_still_being_made_go_with_their_parent(tmp_path: Path, kind: int) -> None:
+    times = iter(range(1_000_000, 2_000_000))
+    forgotten: list[int] = []
+    async with purges_of(tmp_path / "s", lambda: next(times), forgotten.append) as (store, purges):
+        parent = await make(store, *(ev.Message(1, f"secret {n}", [n]) for n in range(3)))
+        durable = store.new_session()
+        await store.commit([(durable, ev.Forked(parent, 3, ev.GenParams()))])
+        records = branches(store, parent)[kind]
+        child = records[0][0]
+        made = store.stage(records)
+        grandchild = store.stage(branches(store, durable)[0])
+        assert not made.done
+        gone = await purges.purge(parent, 0, CASCADE)
+        assert made.done  # its client is told of it, and finds it purged
+        assert (await made.wait())[0].body == records[0][1]
+        assert sorted(gone) == sorted([parent, durable, child, grandchild.staged[0].session.id])
+        assert gone[-1] == parent
+        assert forgotten == gone
+        assert store.session_ids() == []
+        assert not store.activity.purging
+        await store.compact_behind()
+        assert b"secret" not in store.path.read_bytes()
+    with closing(Store.open(tmp_path / "s")) as again:
+        assert again.session_ids() == []
+
+
+@pytest.mark.parametrize("kind", range(5))
+async def test_children_that_are_still_being_made_become_roots(tmp_path: Path, kind: int) -> None:
+    times = iter(range(1_000_000, 2_000_000))
+    async with purges_of(tmp_path / "s", lambda: next(times)) as (store, purges):
+        parent = await make(store, *(ev.Message(1, f"said {n}", [n]) for n in range(3)))
+        inherited = store.session(parent).events()
+        records = branches(store, parent)[kind]
+        child = records[0][0]
+        store.stage(records)
+        assert await purges.purge(parent, 0, REROOT) == [parent]
+        found = store.session(child)
+        prefix = [(event.event_id, event.body) for event in inherited[: found.fork_at]]
+        assert found.parent is None
+        assert found.events()[-1].body == ev.Rerooted(parent, prefix)
+        tokens = found.tokens().tolist()
+        await store.compact_behind()
+        assert store.session(child).tokens().tolist() == tokens
+    with closing(Store.open(tmp_path / "s")) as again:
+        assert again.session_ids() == [child]
+        assert again.session(child).parent is None
+        assert again.session(child).tokens().tolist() == tokens
+        assert [event.body for event in again.session(child).events()[: found.fork_at]] == [body for _, body in prefix]
+
+
+async def test_a_child_that_did_not_reach_the_disk_stops_the_purge(tmp_path: Path) -> None:
+    times = iter(range(1_000_000, 2_000_000))
+    files = FaultyFiles()
+    async with purges_of(tmp_path / "s", lambda: next(times), files=files) as (store, purges):
+        parent = await make(store, ev.Message(1, "said", [1]))
+        files.arm("write")
+        made = store.stage(branches(store, parent)[0])
+        with pytest.raises(errors.LogIOError):
+            await purges.purge(parent, 0, CASCADE)
+        with pytest.raises(errors.LogIOError):
+            await made.wait()
+        await store.reopen_behind()
+        assert store.session_ids() == [parent]
+        assert await purges.purge(parent, 0, CASCADE) == [parent]
+
+
+async def test_nobody_may_use_a_child_that_comes_to_be_in_a_purge(tmp_path: Path) -> None:
+    times = iter(range(1_000_000, 2_000_000))
+    async with purges_of(tmp_path / "s", lambda: next(times)) as (store, purges), trio.open_nursery() as nursery:
+        parent = await make(store, ev.Message(1, "said", [1]))
+        made = store.stage(branches(store, parent)[0])
+        child = made.staged[0].session.id
+        nursery.start_soon(purges.purge, parent, 0, CASCADE)
+        while not store.activity.purging:
+            await trio.lowlevel.checkpoint()
+        assert store.activity.purging == {parent, child}
+        await made.wait()  # the first who could know its id
+        with pytest.raises(errors.PurgedSession):
+            rules.append(store, child, None, [1])
+        for session in (parent, child):
+            with pytest.raises(errors.PurgedSession):
+                rules.fork(store, session, 1, None)
+            with pytest.raises(errors.PurgedSession):
+                rebase.trim(store, session, 99)
+
+
+async def test_a_parent_and_its_child_that_are_purged_together(tmp_path: Path) -> None:
+    times = iter(range(1_000_000, 2_000_000))
+    erased: dict[int, list[int]] = {}  # by length: those who were said to have it too
+    async with purges_of(tmp_path / "s", lambda: next(times)) as (store, purges), trio.open_nursery() as nursery:
+        parent = await make(store, ev.Message(1, "said", [1]))
+        made = await store.commit(rules.fork(store, parent, 2, None)[1])
+        child = parent + 1
+        assert made[0].body == ev.Forked(parent, 2, store.session(parent).params)
+        await store.commit([(child, ev.Message(1, "more", [2]))])
+
+        async def erase(ids: Sequence[int], kin: Iterable[Sequence[int]]) -> None:
+            erased[len(ids)] = [len(one) for one in kin]
+            await trio.lowlevel.checkpoint()
+
+        purges._keeper.erase = erase  # type: ignore[method-assign, assignment]
+        for session in (child, parent):
+            nursery.start_soon(purges.purge, session, 0, REROOT)
+    assert store.session_ids() == []
+    assert erased == {1: [], 2: []}
 
 
 async def test_http_sessions_go_when_nothing_touched_them(tmp_path: Path) -> None:
@@ -147,14 +283,7 @@ async def test_http_sessions_go_when_nothing_touched_them(tmp_path: Path) -> Non
     def clock() -> int:
         return now
 
-    async def make(store: Store, *bodies: ev.Body, http: bool = True) -> int:
-        session = store.new_session()
-        await store.commit([(session, body) for body in (ev.Created(None, ev.GenParams()), *bodies)])
-        if http:
-            store.http.add(session)
-        return session
-
-    async with purges_of(tmp_path / "s", clock) as (store, purges):
+    async with purges_of(tmp_path / "s", clock, busy={7}) as (store, purges):
         native = await make(store, http=False)
         old = await make(store)
         pinned = await make(store, ev.Pinned(start + 150_000))
@@ -178,6 +307,26 @@ async def test_http_sessions_go_when_nothing_touched_them(tmp_path: Path) -> Non
         now = start + 190_000
         await purges.purge_untouched(100.0, now)
         assert store.session_ids() == [native, child, busy]
+
+
+async def test_what_is_touched_while_others_are_purged_for_their_age_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1_000_000
+    monkeypatch.setattr(purging, "TOGETHER", 1)
+    async with purges_of(tmp_path / "s", lambda: now, lambda gone: staged.append(touch(gone))) as (store, purges):
+        staged: list[object] = []
+        first, child = await make(store), store.new_session()
+        await store.commit([(child, ev.Forked(first, 1, ev.GenParams()))])
+        store.http.add(child)
+        second, third = await make(store), await make(store)
+
+        def touch(gone: int) -> object:
+            return store.stage([(second, ev.Message(1, "still here", [1]))]) if gone == third else None
+
+        now += 100_000
+        await purges.purge_untouched(100.0, now)
+        assert store.session_ids() == [second]
 
 
 async def test_old_sessions_are_looked_for_at_start(mock_model: MakeModel, nursery: trio.Nursery) -> None:
