@@ -1,7 +1,8 @@
 """One client of the session API, whatever carries it: each request becomes a call of the facade and its replies."""
 
 import logging
-from collections.abc import Awaitable, Hashable
+from collections.abc import Awaitable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import trio
@@ -17,7 +18,7 @@ from superfluid.link.events import Event, Generated
 from superfluid.observe.log import set_log_filter
 from superfluid.scheduler.generation import Committed, Ended, Failure
 from superfluid.sessions.errors import SessionError, StoreError
-from superfluid.sessions.subscriptions import Message, Subscription
+from superfluid.sessions.subscriptions import PUBLISHER_CLOSED, Message, Subscription
 
 DRAINING = "generation failed: the server is stopping"
 
@@ -53,11 +54,38 @@ class Connection:
         self._nursery = nursery
         self._send = send
         self._subscriptions: dict[int, Subscription] = {}
+        self._stopping = False
+        self._open = 0  # the request that is being answered, and the subscriptions whose end is not told
+        self._none_open = trio.Event()
 
     async def handle(self, request: api.Request) -> None:
-        """Answer one request; a drain waits for the answer."""
-        with self._daemon.answering():
+        """Answer one request; a drain waits for the answer. Once the connection stops, none is answered."""
+        if self._stopping:
+            await trio.sleep_forever()
+        with self._daemon.answering(), self._counted():
             await self._handle(request)
+
+    async def stop(self) -> None:
+        """The server stops: end what is followed, and let the request that is being answered end by itself.
+
+        Returns when all of it was sent; how long that may take is the caller's to limit.
+        """
+        self._stopping = True
+        for subscription in list(self._subscriptions.values()):
+            subscription.end(PUBLISHER_CLOSED)
+        while self._open:
+            self._none_open = trio.Event()
+            await self._none_open.wait()
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._none_open.set()
 
     async def _handle(self, request: api.Request) -> None:
         """Answer one request. Refusals are Err responses, and so is what goes wrong in here; `send` raises nothing."""
@@ -194,13 +222,14 @@ class Connection:
 
         async def follow(task_status: trio.TaskStatus[None]) -> None:
             try:
-                await self._send(api.SubscribedResponse(number))
-                task_status.started()
-                if self._carry is not None:
-                    self._carry(number, subscription)
-                async for batch in subscription.batches():
-                    await self._send(*(followed(number, message) for message in batch))
-                await self._send(api.SubEndedResponse(number, subscription.reason or ""))
+                with self._counted():
+                    await self._send(api.SubscribedResponse(number))
+                    task_status.started()
+                    if self._carry is not None:
+                        self._carry(number, subscription)
+                    async for batch in subscription.batches():
+                        await self._send(*(followed(number, message) for message in batch))
+                    await self._send(api.SubEndedResponse(number, subscription.reason or ""))
             finally:
                 self._sessions.unfollow(subscription)
                 self._subscriptions.pop(number, None)

@@ -20,6 +20,7 @@ from superfluid.sessions.subscriptions import Subscription
 READ_BYTES = 64 * 1024
 WAITING = 32  # requests read ahead of the one that is answered; beyond that the socket is not read
 BACKLOG = 128
+FAREWELL = 1.0  # seconds in which clients may take what is left for them when the server stops
 
 log = logging.getLogger(__name__)
 
@@ -51,28 +52,43 @@ def bind(path: Path) -> trio.SocketListener:
 async def run_socket(
     daemon: Daemon, path: Path, task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Accept until the daemon drains, and answer until cancelled; the file goes at the end."""
+    """Accept until the daemon drains, and answer until cancelled; the file goes at the end.
+
+    Cancelled, it tells those who follow a session that the server stops.
+    """
     listener = bind(path)
     served = os.stat(path).st_ino
     fan_out = FanOut()
+    stopping = trio.Event()
+    accepting = trio.CancelScope()
+    serving = trio.CancelScope(shield=True)
 
     async def answer(stream: trio.SocketStream) -> None:
         trio.lowlevel.current_task().name = f"session-connection:{stream.socket.fileno()}"
-        await serve_connection(daemon, stream, fan_out)
+        await serve_connection(daemon, stream, fan_out, stopping)
+
+    async def serve(task_status: trio.TaskStatus[list[trio.SocketListener]]) -> None:
+        with serving:
+            async with trio.open_nursery() as deliveries:
+                deliveries.start_soon(fan_out.run, name="session-fan-out")
+                async with trio.open_nursery() as connections:
+                    with accepting:
+                        await trio.serve_listeners(
+                            answer, [listener], handler_nursery=connections, task_status=task_status
+                        )
+                deliveries.cancel_scope.cancel()
 
     try:
-        async with trio.open_nursery() as connections:
-            connections.start_soon(fan_out.run, name="session-fan-out")
-            accepting = trio.CancelScope()
-
-            async def accept(task_status: trio.TaskStatus[list[trio.SocketListener]]) -> None:
-                with accepting:
-                    await trio.serve_listeners(answer, [listener], handler_nursery=connections, task_status=task_status)
-
-            task_status.started(await connections.start(accept, name="session-listener"))
-            await daemon.drain_started.wait()
-            accepting.cancel()  # those who are connected stay
-            await trio.sleep_forever()
+        async with trio.open_nursery() as nursery:
+            try:
+                task_status.started(await nursery.start(serve, name="session-listener"))
+                await daemon.drain_started.wait()
+                accepting.cancel()  # those who are connected stay
+                await trio.sleep_forever()
+            finally:
+                accepting.cancel()
+                stopping.set()
+                serving.deadline = trio.current_time() + FAREWELL
     finally:
         try:
             if os.stat(path).st_ino == served:  # not a successor's
@@ -81,8 +97,8 @@ async def run_socket(
             pass
 
 
-async def serve_connection(daemon: Daemon, stream: trio.SocketStream, fan_out: FanOut) -> None:
-    """Answer one connection's requests in order, until it ends or sends what is no request.
+async def serve_connection(daemon: Daemon, stream: trio.SocketStream, fan_out: FanOut, stopping: trio.Event) -> None:
+    """Answer one connection's requests in order, until it ends or sends what is no request, or `stopping` is set.
 
     Nothing that a client does, or that goes wrong with its connection, is raised.
     """
@@ -104,8 +120,15 @@ async def serve_connection(daemon: Daemon, stream: trio.SocketStream, fan_out: F
         def carry(number: int, subscription: Subscription) -> None:
             fan_out.carry(number, subscription, outlet)
 
-        nursery.start_soon(read, name="session-requests")
         connection = Connection(daemon, nursery, outlet.send, carry=carry)
+
+        async def stop() -> None:
+            await stopping.wait()
+            await connection.stop()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(read, name="session-requests")
+        nursery.start_soon(stop, name="session-stop")
         async for request in received:
             await connection.handle(request)
 

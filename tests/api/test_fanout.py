@@ -65,7 +65,7 @@ class Crowd:
         if buffer is not None:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
-        self.nursery.start_soon(serve_connection, self._daemon, stream, self.fan_out)
+        self.nursery.start_soon(serve_connection, self._daemon, stream, self.fan_out, trio.Event())
         return AsyncConnection(trio.SocketStream(trio.socket.from_stdlib_socket(ours)), SocketWire())
 
     async def follower(self, provisional: bool = False, buffer: int | None = None) -> tuple[AsyncConnection, int]:

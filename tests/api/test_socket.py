@@ -26,7 +26,7 @@ from superfluid.daemon.daemon import Daemon
 from superfluid.link import events as ev, postcard, session_api as api
 from superfluid.observe.metrics import Metrics
 from superfluid.sessions.subscriptions import MOST_BEHIND
-from tests.api.serving import Server
+from tests.api.serving import Server, serving
 
 Served = Callable[[str], Server]
 SOON = 30.0  # seconds; a test that waits this long has failed
@@ -219,7 +219,7 @@ async def test_a_request_that_fails_inside_is_told_and_the_connection_goes_on() 
     connection = AsyncConnection(trio.SocketStream(trio.socket.from_stdlib_socket(ours)), SocketWire())
     async with trio.open_nursery() as nursery:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
-        nursery.start_soon(serve_connection, daemon, stream, FanOut())
+        nursery.start_soon(serve_connection, daemon, stream, FanOut(), trio.Event())
         await connection.send(api.ListRequest(), api.TreeRequest())
         assert await receive(connection) == api.ErrResponse("internal error in List: ZeroDivisionError: a bug")
         assert await receive(connection) == api.TreeResponse([])
@@ -534,6 +534,57 @@ async def test_subscribers_are_forgotten_with_their_connection(served: Served) -
     with trio.fail_after(SOON):
         while len(server.model.store.subscriptions) > before:
             await lives(server)
+
+
+# ---- the server's end
+
+
+async def test_a_server_that_stops_says_so_to_who_follows_and_to_who_generates(
+    home: Path, scripted_gguf: Callable[[str], Path]
+) -> None:
+    async with serving(home, scripted_gguf("loop")) as server:
+        session, idle = await ready(server), await ready(server)
+        follower, runner, bystander = await server.connect(), await server.connect(), await server.connect()
+        await follower.send(api.SubscribeRequest(session.id, 0, True), api.SubscribeRequest(idle.id, 0, False))
+        await runner.send(api.GenerateRequest(session.id, 4000), api.ListRequest())
+        seen = await receive_until(follower, api.SubProvisionalResponse)
+        await receive_until(runner, api.DeltaResponse)
+        await bystander.send(api.ListRequest())
+        await receive(bystander)
+    seen += await receive_until(follower, api.SubEndedResponse)
+    seen += await receive_until(follower, api.SubEndedResponse)
+    subs = [one.sub for one in seen if isinstance(one, api.SubscribedResponse)]
+    ends = [one for one in seen if isinstance(one, api.SubEndedResponse)]
+    assert sorted(ends, key=lambda one: one.sub) == [api.SubEndedResponse(sub, "publisher closed") for sub in subs]
+    events = [one.event for one in seen if isinstance(one, api.SubEventResponse) and one.sub == subs[0]]
+    assert [event.event_id for event in events] == list(range(len(events)))
+    (end,) = [one for one in await rest(runner) if not isinstance(one, api.DeltaResponse)]
+    assert end == api.ErrResponse("generation failed: the server stopped it")
+    for connection in (follower, bystander):
+        assert await rest(connection) == []
+
+
+async def test_a_follower_that_reads_nothing_does_not_hold_up_the_end(
+    home: Path, scripted_gguf: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_socket, "FAREWELL", 0.05)
+    async with serving(home, scripted_gguf("loop")) as server:
+        session = await ready(server)
+        await session.append("x" * (1 << 20))  # more than a socket holds
+        silent = await server.connect()
+        await silent.send(api.SubscribeRequest(session.id, 0, False))
+        assert await receive(silent) == api.SubscribedResponse(1)
+    await silent.aclose()
+
+
+async def rest(connection: AsyncConnection) -> list[api.Response]:
+    """What comes until the server closes."""
+    found: list[api.Response] = []
+    with trio.fail_after(SOON):
+        while (response := await connection.receive()) is not None:
+            found.append(response)
+    await connection.aclose()
+    return found
 
 
 # ---- the socket's file

@@ -1,7 +1,7 @@
 """An ASGI app around the app: what a request owns while it is answered, and how its connection ends."""
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import trio
@@ -50,12 +50,17 @@ class Requests:
             await self._app(scope, receive, send)
             return
         self._seen += 1
-        self._running += 1
         trio.lowlevel.current_task().name = f"request:{self._seen} {scope['method']} {scope['path']}"
+        with self.running(), self._answering(), ExitStack() as ends:
+            scope["state"]["ends"] = ends
+            await Exchange(receive, send).run(self._app, scope)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Held by whoever `none` waits for."""
+        self._running += 1
         try:
-            with self._answering(), ExitStack() as ends:
-                scope["state"]["ends"] = ends
-                await Exchange(receive, send).run(self._app, scope)
+            yield
         finally:
             self._running -= 1
             if not self._running:

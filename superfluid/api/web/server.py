@@ -22,7 +22,7 @@ from superfluid.api.web.websocket import Events, refuse, serve_websocket
 from superfluid.daemon.daemon import Daemon
 from superfluid.link.session_api import MAX_FRAME
 
-CUT = 1.0  # seconds in which replies that are cut send their error
+CUT = 1.0  # seconds in which replies that are cut send their error, and WebSockets what is left for their clients
 HEALTH = "/web/health"
 WEBSOCKET = "/web/ws"
 AHEAD = 1  # messages the server reads ahead of a request's task: `Queue` bounds what waits
@@ -117,7 +117,8 @@ class WebRequests(Requests):
             return self._listener.gone(tuple(scope["client"]))
 
         daemon, carry = self._web.daemon, self.wakes.carry
-        await serve_websocket(daemon, self._checks, self._events, carry, self.stopping, gone, scope, receive, send)
+        with self.running():
+            await serve_websocket(daemon, self._checks, self._events, carry, self.stopping, gone, scope, receive, send)
 
 
 async def run_web(
@@ -130,7 +131,8 @@ async def run_web(
 ) -> None:
     """Mint a token, listen, and answer until cancelled; reports the bound port. Raises OSError.
 
-    When the daemon drains, it takes no new connections. Cancelled, it ends the replies that still run with an error.
+    When the daemon drains, it takes no new connections. Cancelled, it ends the replies that still run with an error,
+    and tells those who follow a session that the server stops.
     """
     answer_violations()
     listener = Listener(listen(host, port))

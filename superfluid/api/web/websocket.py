@@ -54,6 +54,11 @@ class Queue:
             await self._changed.wait()
         return self._items.popleft()
 
+    async def empty(self) -> None:
+        """Wait until everything that was put in is done."""
+        while self._count:
+            await self._changed.wait()
+
     def done(self, size: int) -> None:
         self._count -= 1
         self._bytes -= size
@@ -155,13 +160,15 @@ async def serve_websocket(
 
         async def stop() -> None:
             await stopping.wait()
+            await connection.stop()
+            await replies.empty()
             await send({"type": "websocket.close", "code": GOING_AWAY, "reason": "the server stops"})
             nursery.cancel_scope.cancel()
 
+        connection = Connection(daemon, nursery, reply, carry=carry)
         nursery.start_soon(read, name="web-requests")
         nursery.start_soon(write, name="web-replies")
         nursery.start_soon(stop, name="web-stop")
-        connection = Connection(daemon, nursery, reply, carry=carry)
         while True:
             asked, size = await requests.get()
             if isinstance(asked, str):

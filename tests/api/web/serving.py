@@ -184,6 +184,10 @@ class WebSocket:
     def close(self) -> int | None:
         """Close, and the code of the answering close."""
         self.socket.sendall(self._connection.send(CloseConnection(code=1000)))
+        return self.closed()
+
+    def closed(self) -> int | None:
+        """The code of the server's close."""
         for event in self._events:
             if isinstance(event, CloseConnection):
                 return event.code

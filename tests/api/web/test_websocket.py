@@ -1,12 +1,16 @@
 """/web/ws: every request on one connection, in order, with subscriptions beside."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from socket import SO_RCVBUF, SOL_SOCKET
 from typing import Any
 
 import pytest
+import trio
 
-from superfluid.api.web import websocket
-from tests.api.web.serving import Site
+from superfluid.api.web import server, websocket
+from tests.api.web.serving import LIMIT, Site, WebSocket, on_web
 from tests.api.web.test_stream import wait_until_free
 
 
@@ -110,3 +114,40 @@ def test_one_that_is_read_again_after_a_while_has_lost_nothing(endless: Site) ->
     assert "Sessions" in endless.rpc("List")  # others are answered meanwhile
     replies = [socket.receive() for _ in range(400)]
     assert all("Events" in reply for reply in replies)
+
+
+async def test_a_server_that_stops_says_so_and_closes(home: Path, scripted_gguf: Callable[[str], Path]) -> None:
+    async with on_web(home, scripted_gguf("loop")) as site:
+
+        def follow() -> tuple[WebSocket, WebSocket, int]:
+            session = site.session()
+            follower, idle = site.websocket(), site.websocket()
+            follower.send({"Subscribe": {"session": session, "cursor": 0, "provisional": False}})
+            number: int = follower.until("SubEvent")[0]["Subscribed"]["sub"]
+            assert "Sessions" in idle.ask("List")
+            return follower, idle, number
+
+        follower, idle, number = await trio.to_thread.run_sync(follow)
+    replies = await trio.to_thread.run_sync(follower.until, "SubEnded")
+    assert replies[-1] == {"SubEnded": {"sub": number, "reason": "publisher closed"}}
+    for socket in (follower, idle):
+        assert await trio.to_thread.run_sync(socket.closed) == websocket.GOING_AWAY
+
+
+async def test_one_that_reads_nothing_does_not_hold_up_the_end(
+    home: Path, scripted_gguf: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "CUT", 0.05)
+    with trio.fail_after(LIMIT):
+        async with on_web(home, scripted_gguf("loop")) as site:
+
+            def follow() -> WebSocket:
+                session = site.session("x" * (1 << 20))  # as events more than a connection holds
+                silent = site.websocket()
+                silent.socket.setsockopt(SOL_SOCKET, SO_RCVBUF, 1)
+                silent.send({"Subscribe": {"session": session, "cursor": 0, "provisional": False}})
+                silent.until("Subscribed")
+                return silent
+
+            silent = await trio.to_thread.run_sync(follow)
+    silent.socket.close()
