@@ -37,6 +37,7 @@ class Past:
         self.n_events = 0
         self.size = 0  # characters
         self.has_tokens = False
+        self.raw = False  # tokens that are no turn's: the template is not told of them
         self.rendered = Rendered()
         self._closed: list[Turn] = []
         self._messages: list[Json] = []  # of the closed turns
@@ -74,7 +75,9 @@ class Past:
         """What came since."""
         for event_id, body in enumerate(bodies, self.n_events):
             self.n_events = event_id + 1
-            self.has_tokens = self.has_tokens or bool(len(getattr(body, "span", None) or ()))
+            if len(getattr(body, "span", None) or ()):
+                self.has_tokens = True
+                self.raw = self.raw or isinstance(body, events.Appended)
             self._add(event_id, body)
 
     def _add(self, event_id: int, body: events.Body) -> None:

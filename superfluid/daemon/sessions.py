@@ -99,16 +99,26 @@ class Sessions:
 
     async def rebase(self, session: int, edits: list[ev.Edit], params: ev.GenParams | None) -> int:
         """A branch with `edits`; the replacements are rendered as turns (plain text without a chat dialect)."""
-        turns = {
-            (edit.role, edit.text): await self._plain_or_turn(edit.role, edit.text)
-            for edit in edits
-            if isinstance(edit, ev.Replace) and edit.role in rules.CHAT_ROLES
-        }
+        turns = await self._replacements(session, edits)
         child, records = rebase.rebase(
-            self._store, session, edits, params, lambda role, text: turns[role, text], self._codec
+            self._store, session, edits, params, lambda edit, _: turns[edit.from_], self._codec
         )
         await self._store.commit(records)
         return child
+
+    async def _replacements(self, session: int, edits: list[ev.Edit]) -> dict[int, list[int]]:
+        """The newly rendered turns of a rebase, by the events that they begin at. What comes before them is committed,
+        and stays as it is while they are rendered."""
+        rebase.editable(self._store, session, edits)
+        replacing = [edit for edit in edits if isinstance(edit, ev.Replace)]
+        if self._codec.dialect_name in PER_MESSAGE:
+            turns = {edit.from_: await self._model.in_thread(_replacement, self._codec, edit) for edit in replacing}
+        elif replacing:
+            events = await self.read(session, 0)
+            turns = await self._model.in_thread(_replacements, self._codec, events, edits)
+        else:
+            turns = {}
+        return turns
 
     async def trim(self, session: int, to_event: int) -> int:
         child, records = rebase.trim(self._store, session, to_event)
@@ -201,9 +211,7 @@ class Sessions:
         return await self._append_turn(
             session,
             lambda past: self._codec.message_span(role, text, past) if role in rules.CHAT_ROLES else [],
-            lambda turn: rules.append_message(
-                self._store, session, role, text, turn, Leading(self._codec.prologue(role), self._codec)
-            ),
+            lambda turn: rules.append_message(self._store, session, role, text, turn, self._codec),
         )
 
     async def append_system(self, session: int, text: str | None, tools: list[str]) -> ev.Event:
@@ -212,9 +220,7 @@ class Sessions:
         return await self._append_turn(
             session,
             lambda _: self._codec.system_span(text, declared),
-            lambda turn: rules.append_system(
-                self._store, session, text, tools, turn, Leading(self._codec.prologue(ev.Role.SYSTEM), self._codec)
-            ),
+            lambda turn: rules.append_system(self._store, session, text, tools, turn, self._codec),
         )
 
     async def append_block(self, session: int, role: int, kind: int, payload: str) -> ev.Event:
@@ -231,9 +237,7 @@ class Sessions:
         return await self._append_turn(
             session,
             render,
-            lambda turn: rules.append_block(
-                self._store, session, role, kind, payload, turn, Leading(self._codec.prologue(role), self._codec)
-            ),
+            lambda turn: rules.append_block(self._store, session, role, kind, payload, turn, self._codec),
         )
 
     async def put_media(self, data: bytes) -> str:
@@ -304,11 +308,6 @@ class Sessions:
             return await self._model.in_thread(_rendered, render, past)
         except NoChatDialect:
             return None
-
-    async def _plain_or_turn(self, role: int, text: str) -> list[int]:
-        if self._codec.can_chat:
-            return await self._model.in_thread(self._codec.message_span, role, text)
-        return await self._model.in_thread(self._codec.tokenizer.encode, text)
 
     async def _commit(self, plan: Callable[[], Sequence[Record]]) -> ev.Event:
         return (await self._store.perform(plan))[-1]
@@ -482,21 +481,27 @@ def open_call(codec: Codec, found: Session, open_turn: list[int]) -> OpenCall | 
     return OpenCall(run.text, calls, partial(rules.may_expire, found), stands, closed=torn)
 
 
-class Leading:
-    """The codec between turns, with the prologue that suits the turn's role."""
+def _replacement(codec: Codec, edit: ev.Replace, past: Past | None = None) -> list[int]:
+    """A replacement's own tokens: a turn, or plain text without a chat dialect."""
+    if codec.can_chat:
+        return codec.message_span(edit.role, edit.text, past)
+    if not (span := codec.tokenizer.encode(edit.text)):
+        raise errors.ProtocolMisuse("the replacement's text has no tokens")
+    return span
 
-    def __init__(self, prologue: list[int], dialect: rules.Dialect) -> None:
-        self._prologue = prologue
-        self._dialect = dialect
 
-    def prologue(self) -> Sequence[int]:
-        return self._prologue
+def _replacements(codec: Codec, events: Sequence[ev.Event], edits: Sequence[ev.Edit]) -> dict[int, list[int]]:
+    """The replacements of a branch of `events`, each as a turn behind what is then before it, by where they begin."""
+    turns: dict[int, list[int]] = {}
+    past = Past()
 
-    def separator(self) -> Sequence[int]:
-        return self._dialect.separator()
+    def render(edit: ev.Replace, before: Sequence[ev.Body]) -> list[int]:
+        past.add(before[past.n_events :])
+        turns[edit.from_] = turn = _replacement(codec, edit, past)
+        return turn
 
-    def opener(self, after_finished: bool, thinking: bool | None = None) -> Sequence[int]:
-        return self._dialect.opener(after_finished, thinking)
+    rebase.replayed(events, edits, render, codec)
+    return turns
 
 
 def _rendered(render: Callable[[Past | None], list[int]], past: Past | None) -> list[int]:

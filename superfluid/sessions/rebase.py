@@ -9,10 +9,11 @@ from superfluid.link import events as ev
 from superfluid.sessions import errors
 from superfluid.sessions.declared import declaring
 from superfluid.sessions.rules import CHAT_ROLES, IMAGE_KIND, Dialect, Span, fork, lead
+from superfluid.sessions.session import Session
 from superfluid.sessions.state import State, new_state
 from superfluid.sessions.store import Record, Store
 
-Render = Callable[[int, str], Span]
+Render = Callable[[ev.Replace, Sequence[ev.Body]], Span]
 
 CARRIED = (
     ev.Appended,
@@ -36,18 +37,24 @@ def rebase(
 ) -> tuple[int, list[Record]]:
     """A branch with some ranges of events dropped or replaced; the rest keeps its recorded tokens.
 
-    `render(role, text)` gives a replacement's own tokens (a message's, or the text's encoding); it and `dialect` are
-    needed by Replace only. Raises RebaseSpec, UnknownRole and what a fork does.
+    `render(edit, before)` gives a replacement's own tokens (a message's, or the text's encoding) behind the branch's
+    bodies `before` it, from event 0 on; it and `dialect` are needed by Replace only. Raises RebaseSpec, UnknownRole and
+    what a fork does.
     """
+    origin, first = editable(store, parent, edits)
+    bodies = replayed(origin.events(), edits, render, dialect, origin.declared())
+    child = store.new_session()
+    head = ev.Rebased(parent, first, params or origin.params, list(edits))
+    return child, [(child, body) for body in [head, *bodies]]
+
+
+def editable(store: Store, parent: int, edits: Sequence[ev.Edit]) -> tuple[Session, int]:
+    """The session that a rebase is of, and the first event that changes. Raises what `rebase` does."""
     if not edits:
         raise errors.RebaseSpec("no edits")
     store.activity.check_not_purging(parent)
     origin = store.session(parent)
-    first = check_edits(edits, origin.n_events)
-    bodies = replayed(origin.events(), first, edits, render, dialect, origin.declared())
-    child = store.new_session()
-    head = ev.Rebased(parent, first, params or origin.params, list(edits))
-    return child, [(child, body) for body in [head, *bodies]]
+    return origin, check_edits(edits, origin.n_events)
 
 
 def trim(store: Store, session: int, to_event: int) -> tuple[int, list[Record]]:
@@ -83,16 +90,16 @@ def check_edits(edits: Iterable[ev.Edit], limit: int) -> int:
 
 def replayed(
     events: Sequence[ev.Event],
-    first: int,
     edits: Sequence[Any],
     render: Render | None,
     dialect: Dialect | None,
     declared: tuple[int, Sequence[str]] = (0, ()),
 ) -> list[ev.Body]:
-    """The bodies that follow the Rebased record, which is event `first` of the child.
+    """The bodies that follow the Rebased record, which is the event of the child where the first edit begins.
 
     `declared`: the parent's turn that declared tools, and these; they go where that turn goes.
     """
+    first = edits[0].from_
     dropped = {event_id for edit in edits for event_id in range(edit.from_, edit.to)}
     replacing = {edit.from_: edit for edit in edits if isinstance(edit, ev.Replace)}
     state = new_state()  # of the child, as far as it is known
@@ -101,7 +108,9 @@ def replayed(
         moves.keep(state, state, event.body)
         state = state.after(event)
     old = state
-    state = state.after(ev.Event(first, 1, 0, ev.Forked(0, first, ev.GenParams())))
+    branched = ev.Forked(0, first, ev.GenParams())
+    state = state.after(ev.Event(first, 1, 0, branched))
+    before: list[ev.Body] = [*(event.body for event in events[:first]), branched]
     calls: dict[int, int] = {}
     bodies: list[ev.Body] = []
     again = _read_again(events[first:], dropped)
@@ -110,10 +119,8 @@ def replayed(
         body: ev.Body | None = None
         if edit is not None:
             assert render is not None and dialect is not None
-            tokens = render(edit.role, edit.text)
-            if not len(tokens):
-                raise errors.ProtocolMisuse("the replacement's text has no tokens")
-            body = ev.Message(edit.role, edit.text, [*lead(state, dialect), *tokens])
+            tokens = render(edit, before)
+            body = ev.Message(edit.role, edit.text, [*lead(state, dialect, edit.role), *tokens])
         elif event.event_id not in dropped and event.event_id not in again and isinstance(event.body, CARRIED):
             moves.keep(old, state, event.body)
             body = _carried(event.body, calls, moves)
@@ -123,6 +130,7 @@ def replayed(
                 calls[event.event_id] = state.n_events
             tools = declared[1] if edit is None and event.event_id == declared[0] else ()
             bodies.append(declaring(body, tools))
+            before.append(body)
             state = state.after(ev.Event(state.n_events, 1, 0, body))
     return bodies
 

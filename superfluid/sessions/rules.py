@@ -32,8 +32,8 @@ Span = Sequence[int]
 class Dialect(Protocol):
     """What of a codec stands between turns."""
 
-    def prologue(self) -> Span:
-        """Tokens a stream begins with."""
+    def prologue(self, role: int | None = None) -> Span:
+        """Tokens a stream begins with before a turn of `role`."""
 
     def separator(self) -> Span:
         """Tokens between a finished turn and the next."""
@@ -42,10 +42,10 @@ class Dialect(Protocol):
         """Tokens that open the assistant's turn; empty when the dialect has none."""
 
 
-def lead(state: State, dialect: Dialect) -> list[int]:
-    """The tokens that come before a rendered turn's own."""
+def lead(state: State, dialect: Dialect, role: int) -> list[int]:
+    """The tokens that come before the own ones of a rendered turn of `role`."""
     if not state.n_tokens:
-        return list(dialect.prologue())
+        return list(dialect.prologue(role))
     if state.tail is Tail.FINISHED_TURN:
         return list(dialect.separator())
     return []
@@ -95,7 +95,7 @@ def append_message(
     store.activity.check_quiet(session)
     if role not in CHAT_ROLES:
         raise errors.UnknownRole(role)
-    span = _after_lead(store.session(session), _chat(turn), dialect)
+    span = _after_lead(store.session(session), _chat(turn), dialect, role)
     return [(session, ev.Message(role, text, span))]
 
 
@@ -110,7 +110,7 @@ def append_system(
     target = store.session(session)
     if target.whole_ahead().n_tokens:
         raise errors.SystemNotFirst(session)
-    said = ev.Message(ev.Role.SYSTEM, text or "", _after_lead(target, tokens, dialect))
+    said = ev.Message(ev.Role.SYSTEM, text or "", _after_lead(target, tokens, dialect, ev.Role.SYSTEM))
     return [(session, declaring(said, tools))]
 
 
@@ -125,19 +125,19 @@ def append_block(
         raise errors.UnknownBlockKind(kind)
     tokens = _chat(turn)
     target = store.session(session)
-    span = _after_lead(target, tokens, dialect) if len(tokens) else []
+    span = _after_lead(target, tokens, dialect, role) if len(tokens) else []
     return [(session, ev.Block(role, kind, payload, span))]
 
 
 def tool_history(store: Store, session: int, content: str, turn: Span | None, dialect: Dialect) -> list[Record]:
     """A tool's result that answers no call of the ledger: a Message of role 3."""
     store.activity.check_quiet(session)
-    span = _after_lead(store.session(session), _tool(turn), dialect)
+    span = _after_lead(store.session(session), _tool(turn), dialect, ev.Role.TOOL)
     return [(session, ev.Message(ev.Role.TOOL, content, span))]
 
 
-def _after_lead(target: Session, turn: Span, dialect: Dialect) -> list[int]:
-    ahead = lead(target.whole_ahead(), dialect)
+def _after_lead(target: Session, turn: Span, dialect: Dialect, role: int) -> list[int]:
+    ahead = lead(target.whole_ahead(), dialect, role)
     if isinstance(turn, array):  # a long one stays packed
         return cast("list[int]", array("I", ahead) + turn if ahead else turn)
     return [*ahead, *turn]
@@ -175,7 +175,7 @@ def tool_result(
     deadline = entry.lease_deadline_unix_ms
     if deadline is not None and now_ms > deadline:
         raise _leaving(errors.ToolLeaseExpired(call), [(session, ev.ToolExpired(call, "lease expired"))])
-    return [(session, ev.ToolResult(call, content, _after_lead(target, _tool(turn), dialect)))]
+    return [(session, ev.ToolResult(call, content, _after_lead(target, _tool(turn), dialect, ev.Role.TOOL)))]
 
 
 def request_tool_cancel(store: Store, session: int, call: int) -> list[Record]:

@@ -24,9 +24,10 @@ VOCABULARY = "300"  # tokens that a mock may answer with; the scripted models ha
 
 @pytest.fixture
 def mock_model(tmp_path: Path, scripted_gguf: Callable[[str], Path]) -> MakeModel:
-    """`mock_model(lives)`: a model with a real tokenizer, whose worker is the mock engine in a process of its own."""
+    """`mock_model(lives)`: a model with a real tokenizer (of the file `path`), whose worker is the mock engine in a
+    process of its own."""
 
-    def make(lives: Lives | None = None, **config: Any) -> Model:
+    def make(lives: Lives | None = None, path: Path | None = None, **config: Any) -> Model:
         file = tmp_path / "lives.json"
         file.write_text(json.dumps([[]] if lives is None else lives))
         program = (sys.executable, worker_lives.__file__, str(file), "mock")
@@ -35,7 +36,7 @@ def mock_model(tmp_path: Path, scripted_gguf: Callable[[str], Path]) -> MakeMode
         runtime = Runtime(worker, {"runtime": {"id": "mock"}, "available": True, "tokenizer": tokenizer})
         settings = ModelConfig(
             name="mocked",
-            path=scripted_gguf("plain"),
+            path=path or scripted_gguf("plain"),
             runtime=runtime,
             store=tmp_path / "sessions",
             options=["--mock-vocab", VOCABULARY],

@@ -316,8 +316,9 @@ def test_a_call_in_a_branch(table: Table) -> None:
     whole = max(event.event_id for event in events if isinstance(event.body, ev.ToolUse))
 
     def branch(*edits: ev.Edit) -> None:
-        render = CODEC.message_span
-        table.session, records = rebase(table.store, parent, edits, None, render, CODEC)
+        table.session, records = rebase(
+            table.store, parent, edits, None, lambda edit, before: CODEC.message_span(edit.role, edit.text), CODEC
+        )
         table.do(records)
 
     branch(ev.Replace(first, first + 1, 1, "hi"))

@@ -84,7 +84,7 @@ def fill(store: Store) -> None:
     say(store, middle, SECRET + "middle")
     commit(store, [(middle, ev.MetaUpdated(1, SECRET + "title", None)), (root, ev.QosSet(3, False))])
     edit = ev.Replace(2, 4, 1, SECRET + "edit")
-    rebased, records = rebase(store, middle, [edit], None, lambda role, text: [40], DIALECT)
+    rebased, records = rebase(store, middle, [edit], None, lambda edit, before: [40], DIALECT)
     commit(store, records)
     child = fork(store, rebased, 2)
     say(store, child, "kept too")

@@ -49,11 +49,11 @@ def test_they_survive_restarts_and_branches(open_store: OpenStore) -> None:
     empty = made(store, rules.create(store, None, ev.GenParams()))
     fork = made(store, rules.fork(store, session, 4, None))
     early = made(store, rules.fork(store, session, 2, None))
-    later = made(store, rebase(store, fork, [ev.Replace(3, 4, 1, "ho")], None, lambda role, text: [7], DIALECT))
+    later = made(store, rebase(store, fork, [ev.Replace(3, 4, 1, "ho")], None, lambda edit, before: [7], DIALECT))
     moved = made(store, rebase(store, session, [ev.Drop(1, 2)], None))
     grand = made(store, rules.fork(store, moved, 4, None))
     without = made(store, rebase(store, session, [ev.Drop(2, 3)], None))
-    instead = made(store, rebase(store, session, [ev.Replace(2, 3, 0, "x")], None, lambda role, text: [7], DIALECT))
+    instead = made(store, rebase(store, session, [ev.Replace(2, 3, 0, "x")], None, lambda edit, before: [7], DIALECT))
     cut = made(store, trim(store, session, 3))
     for _ in range(2):
         at_two = [session, fork, later, moved, grand, cut]

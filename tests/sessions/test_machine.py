@@ -417,7 +417,7 @@ class SessionMachine(RuleBasedStateMachine):
         before = list(model.bodies)
         made = self.expect(
             model,
-            lambda: rebase(self.store, model.id, [edit], None, lambda role, text: [40], DIALECT),
+            lambda: rebase(self.store, model.id, [edit], None, lambda edit, before: [40], DIALECT),
             errors.RebaseSpec if bad else None,
         )
         if made is None:

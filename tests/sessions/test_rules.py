@@ -19,7 +19,7 @@ CASCADE, REROOT = ev.Descendants.Cascade, ev.Descendants.Reroot
 class Dialect:
     """1 begins a stream, 2 separates, 3 opens after input, 4 after a finished turn."""
 
-    def prologue(self) -> list[int]:
+    def prologue(self, role: int | None = None) -> list[int]:
         return [1]
 
     def separator(self) -> list[int]:
@@ -398,7 +398,7 @@ class TestBranches:
         desk.do(rules.set_meta(desk.store, session, 0, "t", None))  # 12
         assert (kept, dropped) == (4, 9)
         edits: list[ev.Edit] = [ev.Replace(1, 2, 1, "new"), ev.Drop(9, 10)]
-        child = desk.make(rebase(desk.store, session, edits, None, lambda role, text: [40 + role], DIALECT))
+        child = desk.make(rebase(desk.store, session, edits, None, lambda edit, before: [40 + edit.role], DIALECT))
         for _ in range(2):
             bodies = [event.body for event in desk.store.session(child).events()[1:13]]
             assert bodies[:11] == [
@@ -424,7 +424,7 @@ class TestBranches:
         payload = json.dumps({"blob": "ab", "n_tokens": 2, "offset": 6, "post_text": "é"})
         desk.do([(session, ev.Appended(None, [9, 9, 7, 7, 9])), (session, ev.Block(1, 7, payload, []))])  # 2, 3
         child = desk.make(
-            rebase(desk.store, session, [ev.Replace(1, 2, 1, "x")], None, lambda role, text: [5], DIALECT)
+            rebase(desk.store, session, [ev.Replace(1, 2, 1, "x")], None, lambda edit, before: [5], DIALECT)
         )
         block = desk.store.session(child).events()[-1].body
         assert isinstance(block, ev.Block)

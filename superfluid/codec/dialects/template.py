@@ -1,12 +1,12 @@
 """A model's own chat template: whole renders over HTTP, and message by message where it is append-stable."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
 from superfluid.codec import harmony
 from superfluid.codec.channels import REASONING, TOOL_CALL, Pair, Splitter
-from superfluid.codec.conversation import Json, Turn
+from superfluid.codec.conversation import Call, Json, Turn
 from superfluid.codec.dialects.dialect import ROLE_NUMBERS, ConversationRefused, Dialect, History
 from superfluid.codec.framing import Encoder, Piece, framing, joined
 from superfluid.codec.media import Medium, place
@@ -100,7 +100,7 @@ class TemplateDialect(Dialect):
             whole = Conversation([*before, question]).render(self.template)
             earlier = _rendered(self.template, Conversation(before)) or ""
             past = self._past([framing(whole)], earlier, before[-1], question)
-            added = joined(self._alone(question, None) if past is None else past)
+            added = joined(self._anywhere(question, None, None) if past is None else past)
         except (TemplateFailed, ConversationRefused):
             return []
         _, found, tail = whole.removesuffix(added).partition(word)
@@ -211,31 +211,43 @@ class TemplateDialect(Dialect):
         return ids, offsets[0]
 
     def _added(self, turn: Turn, history: History) -> list[int]:
-        """The tokens that one more turn adds to the render of a session's turns."""
+        """The tokens that one more turn adds to a session; the first tokens of all are its render from the start."""
         past, tools = history.past, history.tools or None
         before = past.turns
-        if before and past.has_tokens and (added := self._added_to_tail(turn, past, tools)) is not None:
-            return self.encoder.encode(added, at_start=False)
-        try:
-            pieces = render_protected(self.template, self.encoder, Conversation([*before, turn], tools))
-        except TemplateFailed as error:
-            if past.has_tokens or not before:
-                pieces = self._alone(turn, error)
-            else:
+        if not past.has_tokens:
+            try:
+                return self.encoder.encode(self._grown([*before, turn], tools))
+            except TemplateFailed as error:
                 raise ConversationRefused(str(error)) from error
-            return self.encoder.encode(pieces, at_start=not past.has_tokens)
-        if not self.append_stable:
-            prompted = _rendered(self.template, Conversation([*before, turn], tools, generation=True))
-            pieces = self._lasting(pieces, prompted)
-        if before and past.has_tokens:
-            earlier = _rendered(self.template, Conversation(before, tools)) or ""
-            added = None
-            if _another_result(before[-1], turn) and not joined(pieces).startswith(earlier):
-                added = self._first_result(turn, before, tools)
-            if added is None:
-                added = self._past(pieces, earlier, before[-1], turn)
-            pieces = self._alone(turn, None) if added is None else added
-        return self.encoder.encode(pieces, at_start=not past.has_tokens)
+        added = self._added_to_tail(turn, past, tools) if before else None
+        refusal = None
+        if before and added is None:
+            try:
+                added = self._added_to(before, turn, tools)
+            except TemplateFailed as error:
+                refusal = None if past.raw else error
+        if added is None:
+            added = self._anywhere(turn, tools, refusal)
+        return self.encoder.encode(added, at_start=False)
+
+    def _grown(self, turns: Sequence[Turn], tools: Sequence[Json] | None) -> list[Piece]:
+        """The part of a conversation's render that lasts when it goes on."""
+        pieces = render_protected(self.template, self.encoder, Conversation(turns, tools))
+        if self.append_stable:
+            return pieces
+        return self._lasting(pieces, _rendered(self.template, Conversation(turns, tools, generation=True)))
+
+    def _added_to(self, before: Sequence[Turn], turn: Turn, tools: Sequence[Json] | None) -> list[Piece] | None:
+        """What a turn adds to the render of the turns before it; None where that is not found."""
+        pieces = self._grown([*before, turn], tools)
+        earlier = _rendered(self.template, Conversation(before, tools))
+        if earlier is None:
+            return None
+        if _another_result(before[-1], turn) and not joined(pieces).startswith(earlier):
+            added = self._first_result(turn, before, tools)
+            if added is not None:
+                return added
+        return self._past(pieces, earlier, before[-1], turn)
 
     def _added_to_tail(self, turn: Turn, past: Past, tools: Sequence[Json] | None) -> list[Piece] | None:
         """What a turn adds, by the end of the conversation's render alone; None where that does not tell."""
@@ -295,11 +307,56 @@ class TemplateDialect(Dialect):
                 return split_pieces(pieces, found + len(tail))[1]
         return None
 
-    def _alone(self, turn: Turn, error: TemplateFailed | None) -> list[Piece]:
+    def _anywhere(self, turn: Turn, tools: Sequence[Json] | None, refusal: TemplateFailed | None) -> list[Piece]:
+        """What a turn adds behind tokens that say nothing to the template (raw ones, turns that it does not take in
+        that order): what it adds to a conversation of our own, best to one whose last turn it does not close. `refusal`
+        is what the template said of the session's own turns."""
+        alone: list[Piece] | None = None
         try:
-            return render_protected(self.template, self.encoder, Conversation([turn]))
-        except TemplateFailed as refusal:
-            raise ConversationRefused(str(error or refusal)) from refusal
+            alone = self._grown([turn], tools)
+        except TemplateFailed as error:
+            if refusal is not None or turn.role == "system":
+                raise ConversationRefused(str(refusal or error)) from error
+            refusal = error
+        word = StandIns(self.encoder, [*turn.texts(), self.template.sources]).word
+        found: list[Piece] | None = None
+        for before in _contexts(turn, word):
+            try:
+                added = self._added_to(before, turn, tools)
+            except TemplateFailed:
+                continue
+            if added is None or (turn.role == "system" and turn.text.strip() not in joined(added)):
+                continue
+            if alone is None or joined(alone).endswith(joined(added)):
+                return added
+            found = found or added
+        if found is not None:
+            return found
+        if alone is None:
+            raise ConversationRefused(str(refusal)) from refusal
+        return split_pieces(alone, self._beginning(joined(alone), word, tools))[1]
+
+    def _beginning(self, alone: str, word: str, tools: Sequence[Json] | None) -> int:
+        """The length of what only a stream's first turn has before it, in the render of a turn that the template
+        writes nowhere else."""
+        question = Turn("user", word)
+        try:
+            first = joined(self._grown([question], tools))
+            added = joined(self._added_to([question], question, tools) or ())
+        except TemplateFailed:
+            first = added = ""
+        prologue = first.removesuffix(added) if added and first.endswith(added) else ""
+        return len(next((text for text in (prologue, self.encoder.bos_text) if text and alone.startswith(text)), ""))
+
+
+def _contexts(turn: Turn, word: str) -> Iterator[list[Turn]]:
+    """Conversations that a turn may follow, of texts that are all `word`."""
+    asked = Turn("user", word)
+    if turn.role == "tool":
+        yield [asked, Turn("assistant", calls=(Call(turn.name or word, "{}", turn.call_id),))]
+    yield [asked]
+    if turn.role != "assistant":
+        yield [asked, Turn("assistant", word)]
 
 
 def _rendered(template: ChatTemplate, conversation: Conversation) -> str | None:
