@@ -1,6 +1,7 @@
 """The scheduler of one model: a task that takes jobs in, plans ticks, and moves what they bring to their callers."""
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -224,8 +225,10 @@ class Scheduler:
                 await self._serve(worker)
             except WorkerGone as error:
                 gone = error
-                self._take_back()
-                self._fail_lanes(Failure.WORKER_DIED, f"generation failed: the model's worker died ({error.reason})")
+                if trio.current_effective_deadline() > -math.inf:  # else the server stops, and its worker with it
+                    self._take_back()
+                    reason = f"generation failed: the model's worker died ({error.reason})"
+                    self._fail_lanes(Failure.WORKER_DIED, reason)
             finally:
                 self._fail_lanes(Failure.STOPPED, "generation failed: the server stopped it")
                 self._side.fail(gone or WorkerGone("the worker was stopped"))

@@ -1,5 +1,8 @@
 """How generations end: cancels, deadlines, windows, tool calls, refusals, faults, a dead worker, a broken log."""
 
+import contextlib
+from typing import Any
+
 import attrs
 import pytest
 import trio
@@ -512,6 +515,22 @@ async def test_a_cancelled_scheduler_ends_its_lanes(bench: Bench) -> None:
         running = scheduler.submit(job(1, max_tokens=3000))
         async for _ in running:
             break
+    assert (await end_of(running)).error_code == Failure.STOPPED
+
+
+async def test_a_worker_that_goes_with_the_server_did_not_die(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    tick = bench.link.tick
+    running = bench.scheduler.submit(job(1, max_tokens=3000))
+    with trio.CancelScope() as server, contextlib.suppress(WorkerGone):
+
+        async def last(plan: Any, *rest: Any) -> Any:
+            if plan.plan_seq < 2:
+                return await tick(plan, *rest)
+            server.cancel()
+            raise WorkerGone("the worker closed its link")
+
+        monkeypatch.setattr(bench.link, "tick", last)
+        await bench.scheduler.run(bench.link)
     assert (await end_of(running)).error_code == Failure.STOPPED
 
 
