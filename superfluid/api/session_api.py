@@ -90,6 +90,9 @@ class Connection:
     async def _handle(self, request: api.Request) -> None:
         """Answer one request. Refusals are Err responses, and so is what goes wrong in here; `send` raises nothing."""
         try:
+            named = getattr(request, "session", getattr(request, "parent", None))
+            if named is not None:
+                self._sessions.check_not_purged(named)
             if isinstance(request, api.GenerateRequest):
                 await self._generate(request)
             elif isinstance(request, api.CompleteRequest):

@@ -66,6 +66,12 @@ class Sessions:
         self._media = MediaPool(self._store.directory)
         self.purges = Purges(self._store, model.scheduler, model.keeper, self._busy.starting, self._forget)
 
+    def check_not_purged(self, session: int) -> None:
+        """Raises PurgedSession, which answers every request for such a session, whatever else is wrong with it."""
+        found = self._store.any_session(session)
+        if found is not None and found.durable.purged is not None:
+            raise errors.PurgedSession(session)
+
     # ---- making and reading sessions
 
     async def create(self, parent: int | None, params: ev.GenParams) -> int:
@@ -367,6 +373,7 @@ class Sessions:
 
     async def generate(self, session: int, max_tokens: int, provisional: bool = False) -> Generation:
         """Check, commit what starts the turn, and queue it. Raises SessionError, ModelFailed, LogIOError."""
+        self.check_not_purged(session)  # no model is loaded for it
         await self._model.ensure_serving()
         try:
             prologue = rules.begin_generation(

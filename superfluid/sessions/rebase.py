@@ -50,10 +50,10 @@ def rebase(
 
 def editable(store: Store, parent: int, edits: Sequence[ev.Edit]) -> tuple[Session, int]:
     """The session that a rebase is of, and the first event that changes. Raises what `rebase` does."""
-    if not edits:
-        raise errors.RebaseSpec("no edits")
     store.activity.check_not_purging(parent)
     origin = store.session(parent)
+    if not edits:
+        raise errors.RebaseSpec("no edits")
     return origin, check_edits(edits, origin.n_events)
 
 

@@ -79,12 +79,12 @@ def fork(store: Store, parent: int, at_event: int, params: ev.GenParams | None) 
 def append(store: Store, session: int, text: str | None, span: Span) -> list[Record]:
     """Tokens as they are; the caller has encoded `text` when it was given no span."""
     store.activity.check_quiet(session)
+    store.session(session)
     if not len(span):
         why = (
             "append carried neither text nor span" if text is None else "append had no span and its text has no tokens"
         )
         raise errors.ProtocolMisuse(why)
-    store.session(session)
     return [(session, ev.Appended(text, list(span)))]
 
 
@@ -93,9 +93,10 @@ def append_message(
 ) -> list[Record]:
     """A chat turn of role 0 to 2; `turn` none: the codec has no chat dialect."""
     store.activity.check_quiet(session)
+    target = store.session(session)
     if role not in CHAT_ROLES:
         raise errors.UnknownRole(role)
-    span = _after_lead(store.session(session), _chat(turn), dialect, role)
+    span = _after_lead(target, _chat(turn), dialect, role)
     return [(session, ev.Message(role, text, span))]
 
 
@@ -103,11 +104,11 @@ def append_system(
     store: Store, session: int, text: str | None, tools: Sequence[str], turn: Span | None, dialect: Dialect
 ) -> list[Record]:
     """The opening system turn, with its tools; the caller has checked each of `tools`."""
+    store.activity.check_quiet(session)
+    target = store.session(session)
     if text is None and not tools:
         raise errors.ProtocolMisuse("AppendSystem carried neither text nor tools")
-    store.activity.check_quiet(session)
     tokens = _chat(turn)
-    target = store.session(session)
     if target.whole_ahead().n_tokens:
         raise errors.SystemNotFirst(session)
     said = ev.Message(ev.Role.SYSTEM, text or "", _after_lead(target, tokens, dialect, ev.Role.SYSTEM))
@@ -119,12 +120,12 @@ def append_block(
 ) -> list[Record]:
     """A block; `turn` is its visible text as a turn, empty for a block that the model does not see."""
     store.activity.check_quiet(session)
+    target = store.session(session)
     if role not in BLOCK_ROLES:
         raise errors.UnknownRole(role)
     if not 1 <= kind <= IMAGE_KIND:
         raise errors.UnknownBlockKind(kind)
     tokens = _chat(turn)
-    target = store.session(session)
     span = _after_lead(target, tokens, dialect, role) if len(tokens) else []
     return [(session, ev.Block(role, kind, payload, span))]
 
@@ -243,9 +244,9 @@ def set_meta(store: Store, session: int, expected: int, title: str | None, archi
 
 def set_qos(store: Store, session: int, qos_class: int, batch_invariant: bool) -> list[Record]:
     """Class 0 (most urgent) to 3."""
+    store.session(session)
     if not 0 <= qos_class <= HIGHEST_CLASS:
         raise errors.ProtocolMisuse(f"QoS class {qos_class} is not one of 0 to {HIGHEST_CLASS}")
-    store.session(session)
     return [(session, ev.QosSet(qos_class, batch_invariant))]
 
 

@@ -46,7 +46,10 @@ class Crowd:
         self._numbers = itertools.count(1)
         self.nursery = nursery
         sessions = SimpleNamespace(
-            subscribe=self._subscribe, unfollow=Subscription.close, session_ids=lambda: [SESSION]
+            subscribe=self._subscribe,
+            unfollow=Subscription.close,
+            session_ids=lambda: [SESSION],
+            check_not_purged=lambda session: None,
         )
         model: Any = SimpleNamespace(sessions=sessions)
         self._daemon = Daemon(Path(), [model], Metrics("test"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -189,6 +190,57 @@ async def test_sampling_out_of_its_range_makes_no_session(served: Served, params
     assert await server.client().session_ids() == before
     for least in (ev.GenParams(0, 0, 0), ev.GenParams(1e30, 1, 1)):
         await server.client().session(least)
+
+
+async def test_a_purged_session_answers_purged_whatever_else_is_wrong(served: Served) -> None:
+    server = served("loop")
+    session = await ready(server)
+    number = session.id
+    await session.purge()
+    bad = ev.GenParams(temperature=math.nan)
+    asked = [
+        api.CreateRequest(number, bad),
+        api.AppendRequest(number, None, []),
+        api.AppendRequest(number, None, [1 << 31]),
+        api.AppendMessageRequest(number, 9, "x"),
+        api.GenerateRequest(number, 0),
+        api.ReadRequest(number, 99),
+        api.AppendToolResultRequest(number, 99, "x"),
+        api.OpenToolCallsRequest(number),
+        api.CancelRequest(number),
+        api.SubscribeRequest(number, 99, True),
+        api.ForkRequest(number, 99, bad),
+        api.SetMetaRequest(number, 99, None, None),
+        api.RebaseRequest(number, [], bad),
+        api.RebaseRequest(number, [ev.Replace(9, 1, 9, "x")], None),
+        api.PurgeRequest(number, 99, ev.Descendants.Cascade),
+        api.SetQosRequest(number, 9, False),
+        api.InspectRequest(number),
+        api.AppendBlockRequest(number, 9, 99, "{"),
+        api.RequestPermissionRequest(number, 99, "x"),
+        api.RespondPermissionRequest(number, 99, True),
+        api.RequestToolCancelRequest(number, 99),
+        api.AppendToolOutcomeRequest(number, 99, 9, "x"),
+        api.LedgerRequest(number),
+        api.AppendImageRequest(number, 9, "x", "", ""),
+        api.TrimRequest(number, 99),
+        api.PinRequest(number, 99),
+        api.AppendSystemRequest(number, None, []),
+        api.AppendSystemRequest(number, None, ["{"]),
+    ]
+    kinds = {kind for kind in api.Request.variants if {"session", "parent"} & {one.name for one in attrs.fields(kind)}}
+    assert {type(request) for request in asked} == kinds
+    stream = await raw(server)
+    responses = SocketWire()
+    for request in asked:
+        payload = postcard.encode(request)
+        await stream.send_all(LENGTH.pack(len(payload)) + payload)
+        with trio.fail_after(SOON):
+            while (response := responses.next()) is None:
+                responses.feed(await stream.receive_some(65536))
+        assert isinstance(response, api.ErrResponse), request
+        assert response.message.startswith(f"session {number} was purged"), request
+    await stream.aclose()
 
 
 async def test_a_request_may_come_byte_by_byte(served: Served) -> None:

@@ -554,6 +554,27 @@ class TestPurge:
             desk.say(session)
 
 
+def test_a_purged_session_is_told_before_anything_else_is_looked_at(desk: Desk) -> None:
+    session, store = desk.create(), desk.store
+    desk.say(session)
+    desk.do(rules.purge(store, session, 0, CASCADE))
+    for attempt in (
+        lambda: rules.append(store, session, None, []),
+        lambda: rules.append_message(store, session, 9, "x", None, DIALECT),
+        lambda: rules.append_system(store, session, None, [], None, DIALECT),
+        lambda: rules.append_block(store, session, 9, 99, "{", None, DIALECT),
+        lambda: rules.tool_outcome(store, session, 9, 9, ""),
+        lambda: rules.set_qos(store, session, 9, False),
+        lambda: rules.set_meta(store, session, 9, None, None),
+        lambda: rules.purge(store, session, 9, CASCADE),
+        lambda: rules.fork(store, session, 99, None),
+        lambda: rebase(store, session, [], None),
+        lambda: trim(store, session, 99),
+    ):
+        with pytest.raises(errors.PurgedSession):
+            attempt()
+
+
 def test_listing_needs_no_decoding(desk: Desk) -> None:
     session = desk.create()
     desk.say(session)
