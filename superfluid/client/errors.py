@@ -75,9 +75,7 @@ class StreamTooLong(Refused):
 
 
 class PermissionPending(Refused):
-    """`values["request"]` is the first one: `session.respond_permission(request, granted)` answers it."""
-
-    pattern = r"session (?P<session>\d+) has an open permission request(?:: request (?P<request>\d+))?"
+    pattern = r"session (?P<session>\d+) has an open permission request"
 
 
 class UnknownPermission(Refused):

@@ -118,12 +118,8 @@ class StreamTooLong(SessionError):
 class PermissionPending(SessionError):
     code = "permission_pending"
 
-    def __init__(self, session: int, request: int, call: int) -> None:
-        of = f", for tool call {call}" if call else ""
-        super().__init__(
-            f"session {session} has an open permission request: request {request}{of}; answer it with "
-            "RespondPermission before generating, also when the call is closed by now"
-        )
+    def __init__(self, session: int) -> None:
+        super().__init__(f"session {session} has an open permission request; answer it before generating")
 
 
 class UnknownPermission(SessionError):

@@ -291,7 +291,7 @@ def begin_generation(
     expired = expired_calls(target, now_ms) if leases else []
     try:
         if state.permissions:
-            raise errors.PermissionPending(session, *next(iter(state.permissions.items())))
+            raise errors.PermissionPending(session)
         if not state.n_tokens:
             raise errors.EmptySession(session)
         _check_fits(state.n_tokens, window)

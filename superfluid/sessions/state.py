@@ -263,7 +263,10 @@ def _tool_use(state: State, event_id: int, body: ev.ToolUse) -> None:
     )
     state.ledger = {**state.ledger, event_id: entry}
     if state.turn_start is not None:
-        before = [call for call in state.turn_calls if not call.again]
+        before = state.turn_calls
+        if before and before[-1].place != state.n_tokens:
+            before = before[:-1]  # the last of a reading was cut: this one has it again, also when a client closed it
+        before = tuple(call for call in before if not call.again)
         state.turn_calls = (*before, TurnCall(event_id, state.n_tokens, body.name, body.arguments))
 
 

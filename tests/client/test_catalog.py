@@ -221,7 +221,7 @@ async def test_a_tool_call_from_permission_to_late_result(client: Either) -> Non
     request = await session.request_permission(call, "May I look outside?")
     with pytest.raises(PermissionPending) as pending:
         await session.generate(1)
-    assert pending.value.values == {"session": session.id, "request": request.event_id}
+    assert pending.value.values == {"session": session.id}
     answered = await session.respond_permission(request, granted=True)
     assert answered.body == ev.PermissionResponse(request.event_id, True)
     await session.request_tool_cancel(call)

@@ -19,9 +19,6 @@ MESSAGES = {
         "StreamTooLong", {"limit": 4096, "length": 5000},
     ),
     "session 7 has an open permission request; answer it": ("PermissionPending", {"session": 7}),
-    "session 7 has an open permission request: request 9, for tool call 8; answer it": (
-        "PermissionPending", {"session": 7, "request": 9},
-    ),
     "permission request 9 is unknown or already answered": ("UnknownPermission", {"request": 9}),
     "tool call 9 is unknown or already closed": ("UnknownToolCall", {"call": 9}),
     "tool call 9 belongs to an ancestor's timeline; only": ("InheritedToolCall", {"call": 9}),

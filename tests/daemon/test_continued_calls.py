@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from superfluid.codec.codec import Codec
 from superfluid.codec.past import Past
@@ -117,12 +117,13 @@ class Table:
         self.do([(self.session, body) for body in bodies])
 
     def answer(self) -> None:
-        """Close the call that was just read of a run that is still open."""
+        """Close the call that was just cut: the last one read of a run that is still open."""
         found = self.store.session(self.session)
         turn = found.turn_tokens().tolist()
         if turn and self.codec.start_channel(turn) == ev.Channel.TOOL_CALL and found.open_calls:
             call = max(found.open_calls)
-            if any(one.id == call and one.place == found.n_tokens for one in found.state.turn_calls):
+            read = found.state.turn_calls[-1:]
+            if any(one.id == call and one.place == found.n_tokens for one in read):
                 self.do(rules.tool_outcome(self.store, self.session, call, 1, "no"))
                 self.closed[call] = Call.FAILED
 
@@ -168,6 +169,7 @@ STEPS = st.lists(
 
 
 @given(st.sampled_from(sorted(REPLIES)), STEPS)
+@example(f"<tool_call>[{WEATHER},{TIME}]</tool_call>", [("run", 48), ("answer", None), ("run", 1)])
 @settings(max_examples=300, deadline=None)
 def test_one_call_stands_for_each_that_the_model_made(text: str, steps: list[tuple[str, int | float | None]]) -> None:
     reply = TOKENIZER.encode(f"{text}<|im_end|>")
