@@ -31,6 +31,7 @@ async def test_others_are_asked_meanwhile() -> None:
         assert isinstance(await link.sync(linkw.CreateGrammarReq(SLOW)), linkw.CreateGrammarOk)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it answers nobody
 async def test_a_worker_that_ends_meanwhile() -> None:
     engine = Drafting()
     with pytest.raises(ExceptionGroup) as caught:

@@ -1,20 +1,23 @@
 """A connection of the HTTP server: it ends with its client, and a streamed answer may write to it straight."""
 
+import contextlib
 import os
 from typing import Any
 
 import h11
 import trio
 from hypercorn.config import Config
-from hypercorn.events import Event, RawData, Updated
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
 
+from superfluid.api.http.departures import Departures
 from superfluid.codec.channels import Plain
 from superfluid.link.relay import TextOut
 
+READ_BYTES = 1 << 16
 CONNECTION = "connection"  # of a request's ASGI state: what it came on
 
 
@@ -30,17 +33,54 @@ class Connection(TCPServer):  # type: ignore[misc]
     """
 
     def __init__(
-        self, app: AppWrapper, config: Config, context: WorkerContext, state: dict[str, Any], stream: trio.SocketStream
+        self,
+        app: AppWrapper,
+        config: Config,
+        context: WorkerContext,
+        state: dict[str, Any],
+        departures: Departures,
+        stream: trio.SocketStream,
     ) -> None:
         super().__init__(app, config, context, {**state, CONNECTION: self}, stream)
+        self._departures = departures
+        self._handling = trio.CancelScope()
         self._left = False
         self._unsent = b""  # the end of what was written, which the socket did not take
         self._lent: TextOut | None = None
 
     async def _read_data(self) -> None:
-        await super()._read_data()
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while True:
+                data = await self.stream.receive_some(READ_BYTES)
+                if not await self._handle(bytes(data)) or not data:
+                    break
+        await self.protocol.handle(Closed())
         self._left = True
         await self.idle_task.stop()
+
+    async def _handle(self, data: bytes) -> bool:
+        """Give the layers what was read; false when the client left meanwhile.
+
+        With bytes behind a request this takes until that is answered, and the end of the stream is not read.
+        """
+        self._departures.watch(self)
+        try:
+            with trio.CancelScope() as self._handling:
+                await self.protocol.handle(RawData(data))
+                return True
+        finally:
+            self._departures.forget(self)
+        return False
+
+    @property
+    def descriptor(self) -> int:
+        stream = self.stream if isinstance(self.stream, trio.SocketStream) else self.stream.transport_stream
+        number: int = stream.socket.fileno()
+        return number
+
+    def leave(self) -> None:
+        """The client is gone, which its reader does not see for now."""
+        self._handling.cancel()
 
     async def protocol_send(self, event: Event) -> None:
         self._take_back()
@@ -85,7 +125,7 @@ class Connection(TCPServer):  # type: ignore[misc]
             self._unsent += data
             return False
         try:
-            sent = os.write(self.stream.socket.fileno(), data)
+            sent = os.write(self.descriptor, data)
         except OSError:
             sent = 0
         self._unsent = data[sent:]
@@ -97,8 +137,7 @@ class Connection(TCPServer):  # type: ignore[misc]
         if http is None or http.their_http_version != b"1.1":
             return None
         table = plain.table
-        descriptor = self.stream.socket.fileno()
-        return TextOut(descriptor, table.data, table.offsets, plain.special, lead, tail, pace)
+        return TextOut(self.descriptor, table.data, table.offsets, plain.special, lead, tail, pace)
 
     def lend(self, text: TextOut) -> bool:
         """Let a text out of this response write, until anything else is to be sent; false when that is now."""

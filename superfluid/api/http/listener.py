@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import select
 import socket
 import stat
 import sys
@@ -18,6 +17,7 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
 
 from superfluid.api.http.connection import Connection
+from superfluid.api.http.departures import Departures, has_ended
 
 IDLE = 30.0  # seconds for a request's head, and for an idle kept-alive connection
 UNREAD = 60.0  # seconds a client may take no byte of its answer
@@ -79,12 +79,9 @@ class Listener:
 
     def gone(self, peer: tuple[str, int]) -> bool:
         """Whether the client of that address has ended its connection, also when nobody reads it."""
-        ended = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
         for connection in self._connections():
             if connection.getpeername()[:2] == peer[:2]:
-                poll = select.poll()
-                poll.register(connection, ended)
-                return any(state & ended for _, state in poll.poll(0))
+                return has_ended(connection.fileno())
         return True
 
     def _connections(self) -> Iterator[socket.socket]:
@@ -126,10 +123,12 @@ async def serve(
     lifespan = Lifespan(wrapped, config, state)
     context = WorkerContext(None)
     accepting = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=listener.descriptor)))
-    connection = partial(Connection, wrapped, config, context, ConnectionState(state))
+    departures = Departures()
+    connection = partial(Connection, wrapped, config, context, ConnectionState(state), departures)
     async with trio.open_nursery() as whole:
         await whole.start(lifespan.handle_lifespan)
         await lifespan.wait_for_startup()
+        whole.start_soon(departures.run, name="departures")
         async with trio.open_nursery() as connections:
             async with trio.open_nursery() as accept:
                 accept.start_soon(

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import trio
 
-from superfluid.api.http import app, choices, listener, server
+from superfluid.api.http import app, choices, departures, listener, server
 from superfluid.api.http.app import make_app
 from superfluid.api.http.listener import Listener, server_config
 from superfluid.api.http.security import Access
@@ -231,9 +231,23 @@ async def test_leaving_in_mid_stream_frees_the_lane(scripted_gguf: Script, tmp_p
         assert not site.model.scheduler.lanes
 
 
-async def test_leaving_before_the_answer_frees_the_lane(scripted_gguf: Script, tmp_path: Path) -> None:
+BEHIND = pytest.mark.parametrize(
+    "behind", [b"", b"\r\n", request_bytes(None, path="/health")], ids=["", "blank", "next"]
+)
+"""Bytes that stand behind a request: while it is answered nothing is read then, the end of the stream neither."""
+
+
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departures, "LOOK", 0.01)
+
+
+@BEHIND
+async def test_leaving_before_the_answer_frees_the_lane(
+    scripted_gguf: Script, tmp_path: Path, behind: bytes, looking: None
+) -> None:
     async with listening(tmp_path, scripted_gguf("loop"), max_batch=1) as site:
-        async with exchange(site, request_bytes(FOR_EVER | {"stream": False})):
+        async with exchange(site, request_bytes(FOR_EVER | {"stream": False}) + behind):
             await until(lambda: len(site.model.scheduler.lanes) == 1)
         with trio.fail_after(LIMIT):
             await site.daemon.idle()
@@ -241,13 +255,14 @@ async def test_leaving_before_the_answer_frees_the_lane(scripted_gguf: Script, t
         assert site.model.metrics.decode_tokens_total < site.model.window  # it did not run to its end
 
 
-async def test_leaving_while_queued(scripted_gguf: Script, tmp_path: Path) -> None:
+@BEHIND
+async def test_leaving_while_queued(scripted_gguf: Script, tmp_path: Path, behind: bytes, looking: None) -> None:
     async with listening(tmp_path, scripted_gguf("loop"), max_batch=1) as site:
         scheduler = site.model.scheduler
         async with exchange(site, request_bytes(FOR_EVER)) as runs:
             await read_until(runs, b"tick")
             for stream in (False, True):
-                async with exchange(site, request_bytes(FOR_EVER | {"stream": stream})):
+                async with exchange(site, request_bytes(FOR_EVER | {"stream": stream}) + behind):
                     await until(lambda: sum(scheduler.queue_depths) == 1)
                 await until(lambda: sum(scheduler.queue_depths) == 0)
             await read_until(runs, b"tick")
@@ -256,10 +271,11 @@ async def test_leaving_while_queued(scripted_gguf: Script, tmp_path: Path) -> No
             await site.daemon.idle()
 
 
-async def test_leaving_while_prefilling(scripted_gguf: Script, tmp_path: Path) -> None:
+@BEHIND
+async def test_leaving_while_prefilling(scripted_gguf: Script, tmp_path: Path, behind: bytes, looking: None) -> None:
     long = FOR_EVER | {"messages": [{"role": "user", "content": "x" * 4000}], "stream": False}
     async with listening(tmp_path, scripted_gguf("loop"), max_batch=1) as site:
-        async with exchange(site, request_bytes(long)):
+        async with exchange(site, request_bytes(long) + behind):
             await until(lambda: bool(site.model.scheduler.lanes))
         with trio.fail_after(LIMIT):
             await site.daemon.idle()
@@ -267,12 +283,13 @@ async def test_leaving_while_prefilling(scripted_gguf: Script, tmp_path: Path) -
             assert b"[DONE]" in await read_all(wire)
 
 
-async def test_leaving_right_after_asking(scripted_gguf: Script, tmp_path: Path) -> None:
+@BEHIND
+async def test_leaving_right_after_asking(scripted_gguf: Script, tmp_path: Path, behind: bytes, looking: None) -> None:
     """At whatever point the request is: no lane and no task stays behind."""
     async with listening(tmp_path, scripted_gguf("loop"), max_batch=2) as site:
         before = trio.lowlevel.current_statistics().tasks_living
         for stream in (False, True) * 8:
-            async with exchange(site, request_bytes(FOR_EVER | {"stream": stream})):
+            async with exchange(site, request_bytes(FOR_EVER | {"stream": stream}) + behind):
                 pass
         with trio.fail_after(LIMIT):
             await site.daemon.idle()
