@@ -22,6 +22,7 @@ from bench.systems import System, bare_loop, start_peer, start_superfluid
 OUT = Path(__file__).resolve().parent / "out"
 TOPICS = ("rivers", "clocks", "honey", "glaciers", "bridges", "violins", "maps", "comets")
 PROMPT_TOKENS = 48  # of the prompts below, as a chat template makes them
+APART = 0.1  # seconds before each burst: what a system does behind its last answer is not the next one's
 Say = Callable[[str], None]
 
 
@@ -76,6 +77,7 @@ def measure(settings: Settings, say: Say) -> dict[str, Any]:
                 order = systems if turn % 2 == 0 else systems[::-1]
                 for one in order:
                     salt += 1
+                    time.sleep(APART)
                     before = one.cpu_seconds()
                     burst_made = burst(one, prompts(lanes, salt), settings.reply)
                     after = one.cpu_seconds()
@@ -85,6 +87,7 @@ def measure(settings: Settings, say: Say) -> dict[str, Any]:
                     firsts[one.label] += first_tokens(burst_made)
                     if one is ours:
                         cpu.append(cpu_per_token(one, before, after, burst_made.tokens))
+                time.sleep(APART)
                 bare = bare_loop(settings.model, lanes, PROMPT_TOKENS, settings.reply, settings.context)
                 if turn:
                     rates["bare loop"].append(bare)

@@ -341,6 +341,7 @@ class Model:
                 batch_invariant=options.batch_invariant,
                 tools=options.tools,
                 turn_point=length - len(opener) if opener else None,
+                early_end=True,
                 thinking_budget=options.thinking_budget,
                 thought_end=self.codec.close_reasoning() or [] if options.thinking_budget is not None else [],
             )

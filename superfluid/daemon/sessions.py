@@ -445,7 +445,7 @@ class Sessions:
         self._store.session(session)
         if session in self._busy.starting:
             self._busy.starting[session] = True
-        elif not self._model.scheduler.cancel(session):
+        elif session not in self._busy or not self._model.scheduler.cancel(session):
             raise errors.NothingInFlight(session)
 
     # ---- following

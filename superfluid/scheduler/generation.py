@@ -123,7 +123,8 @@ class Job:
     `open_call` is the tool call that the turn left open. `turn_point` is where a chat's input ends in the
     stream, before the opener. `continued` tokens at the end of the stream are the open turn's own, made by an earlier
     generation. A job without a session, or a raw one, writes nothing to the log. `native`: its session
-    is one of the session API's, which are resumed by id; `seed_chosen`: the client chose the seed. `fim`: a raw job
+    is one of the session API's, which are resumed by id; `early_end`: its caller is told the end as soon as that is
+    durable, and does not wait for the lane to be retired; `seed_chosen`: the client chose the seed. `fim`: a raw job
     that fills in a middle, whose state is kept nowhere. `observer` is told of all that commits while the caller reads
     on, and of the end. A thought of `thinking_budget` tokens is ended by `thought_end`, the tokens that close it and
     begin the answer.
@@ -151,6 +152,7 @@ class Job:
     batch_invariant: bool = False
     raw: bool = False
     native: bool = False
+    early_end: bool = False
     seed_chosen: bool = False
     fim: bool = False
     thinking_budget: int | None = None

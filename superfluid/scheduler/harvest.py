@@ -114,6 +114,8 @@ class Harvest:
                 lane.preempted = True  # it goes on from there in a lane of its own
             if tokens:
                 self._time(ticket, count, len(plan.decodes), now)
+            if last and ticket.job.early_end:
+                batch.end(ticket, ticket.ended(finish))
 
     def _time(self, ticket: Ticket, count: int, lanes: int, now: float) -> None:
         if ticket.ttft is None:

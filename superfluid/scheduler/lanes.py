@@ -61,6 +61,7 @@ class Ticket:
     cancelled: bool = False
     failure: tuple[str, str] | None = None  # (code, reason): its records could not be kept
     over: bool = False  # its end is on its way
+    told: bool = False  # its caller has the end, and its lane is yet to be retired
     parked: bool = False  # a lane of it was
     given_up: bool = False  # the engine did not take a kept state of it
     warm_prefix: int | None = None

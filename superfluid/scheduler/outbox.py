@@ -28,13 +28,14 @@ class StoreLike(Protocol):
 
 @attrs.define
 class Share:
-    """A ticket's part of a batch: its events are [start, stop) of the commit, or `unlogged` ones."""
+    """A ticket's part of a batch: its events are [start, stop) of the commit, or `unlogged` ones; `ended` with them."""
 
     ticket: Ticket
     start: int
     stop: int
     logprobs: list[TokenLogprob]
     unlogged: list[Event] | None = None
+    ended: Ended | None = None
 
 
 @attrs.define
@@ -54,6 +55,11 @@ class Batch:
             self.shares.append(Share(ticket, start, len(self.records), logprobs or []))
         else:
             self.shares.append(Share(ticket, start, start, logprobs or [], raw_events(bodies)))
+
+    def end(self, ticket: Ticket, ended: Ended) -> None:
+        """Tell the caller of what was added last its end with that."""
+        assert self.shares[-1].ticket is ticket
+        self.shares[-1].ended = ended
 
 
 @attrs.define
@@ -194,3 +200,6 @@ def hand_on(shares: list[Share], events: list[Event]) -> None:
         own = share.unlogged if share.unlogged is not None else events[share.start : share.stop]
         shown = [event for event in own if not isinstance(event.body, ToolLease | ToolExpired)]  # these are of the log
         share.ticket.generation.put_committed(shown, share.logprobs)
+        if share.ended is not None:
+            share.ticket.told = True  # first: its session is free by then
+            share.ticket.generation.put_end(share.ended)

@@ -22,8 +22,9 @@ class Tickets:
         self._next_deadline = NEVER  # of a job that waits, or may wait again
 
     def __contains__(self, session: object) -> bool:
-        """Whether a session has a ticket."""
-        return session in self._of_session
+        """Whether a session has a ticket whose caller waits for the end."""
+        ticket = self._of_session.get(session)  # type: ignore[call-overload]
+        return ticket is not None and not ticket.told
 
     def of(self, generation: Generation) -> Ticket | None:
         return self._of_generation.get(generation)
@@ -32,8 +33,8 @@ class Tickets:
         return self._of_session.get(session)
 
     def check(self, session: int | None) -> None:
-        """Raises ValueError when a session has a ticket already."""
-        if session in self._of_session:
+        """Raises ValueError when a session has a ticket already whose caller waits for the end."""
+        if session in self:
             raise ValueError(f"session {session} is generating")
 
     def add(self, ticket: Ticket) -> None:
