@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "bytes.h"
 #include "textout.h"
 #include "relay.h"
 #include "varint.h"
@@ -29,11 +30,6 @@ enum {
 };
 
 typedef struct {
-    uint8_t *at;
-    size_t length, room;
-} Bytes;
-
-typedef struct {
     uint64_t tag;
     sf_text_out *out;
 } Lent;
@@ -43,31 +39,17 @@ struct sf_relay {
     uint16_t version, emit_type;
     pthread_t thread;
     pthread_mutex_t lock; /* of all below, but not of what the thread alone uses */
-    Bytes waiting, taken;
+    sf_bytes waiting, taken;
     int ended;
     bool told, full, closing;
     Lent *lent;
     size_t lent_count, lent_room;
     /* of the thread */
-    Bytes read;     /* whole or begun frames */
+    sf_bytes read;     /* whole or begun frames */
     size_t passing; /* bytes of a frame that is for the event loop and not read yet */
     bool garbled;   /* no frame begins here: all is for the event loop */
     uint32_t tokens[MOST_EMIT];
 };
-
-static bool reserve(Bytes *bytes, size_t more)
-{
-    const size_t need = bytes->length + more;
-    if (need <= bytes->room)
-        return true;
-    const size_t room = need > 2 * bytes->room ? need : 2 * bytes->room;
-    uint8_t *at = realloc(bytes->at, room);
-    if (!at)
-        return false;
-    bytes->at = at;
-    bytes->room = room;
-    return true;
-}
 
 static double now(void)
 {
@@ -111,12 +93,11 @@ static void pass(sf_relay *relay, const uint8_t *data, size_t length)
 {
     if (!length || relay->ended)
         return;
-    if (!reserve(&relay->waiting, length)) {
+    if (!sf_bytes_reserve(&relay->waiting, length)) {
         end(relay, -ENOMEM);
         return;
     }
-    memcpy(relay->waiting.at + relay->waiting.length, data, length);
-    relay->waiting.length += length;
+    sf_bytes_append(&relay->waiting, data, length);
     relay->full = relay->waiting.length >= MOST_WAITING;
     tell(relay);
 }
@@ -216,9 +197,9 @@ static int write_due(sf_relay *relay)
 /* Read once; false at the end. */
 static bool read_some(sf_relay *relay)
 {
-    Bytes *held = &relay->read;
+    sf_bytes *held = &relay->read;
     int how = -ENOMEM;
-    if (reserve(held, READ_BYTES)) {
+    if (sf_bytes_reserve(held, READ_BYTES)) {
         const ssize_t got = recv(relay->fd, held->at + held->length, READ_BYTES, MSG_DONTWAIT);
         if (got > 0) {
             held->length += (size_t)got;
@@ -239,7 +220,7 @@ static bool read_some(sf_relay *relay)
 static void *run(void *argument)
 {
     sf_relay *relay = argument;
-    Bytes *held = &relay->read;
+    sf_bytes *held = &relay->read;
     struct pollfd watched[2] = {{.fd = relay->wake, .events = POLLIN}, {.fd = relay->fd, .events = POLLIN}};
     while (true) {
         pthread_mutex_lock(&relay->lock);
@@ -275,12 +256,10 @@ sf_relay *sf_relay_open(int fd, uint16_t version, uint16_t emit_type, const uint
     relay->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&relay->lock, NULL);
     int failure = relay->news < 0 || relay->wake < 0 ? errno : 0;
-    if (!failure && !reserve(&relay->read, bytes))
+    if (!failure && !sf_bytes_reserve(&relay->read, bytes))
         failure = ENOMEM;
     if (!failure) {
-        if (bytes)
-            memcpy(relay->read.at, before, bytes);
-        relay->read.length = bytes;
+        sf_bytes_append(&relay->read, before, bytes);
         sigset_t all, old; /* signals are for the threads of the interpreter */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -309,7 +288,7 @@ int sf_relay_news(const sf_relay *relay)
 size_t sf_relay_take(sf_relay *relay, const uint8_t **bytes, int *ended)
 {
     pthread_mutex_lock(&relay->lock);
-    const Bytes swapped = relay->taken;
+    const sf_bytes swapped = relay->taken;
     relay->taken = relay->waiting;
     relay->waiting = swapped;
     relay->waiting.length = 0;

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "bytes.h"
 #include "textout.h"
 
 enum {
@@ -17,11 +18,6 @@ enum {
     MOST_HEADER = 18, /* a chunk's size in hex digits, and \r\n */
     CHARACTER = 4,
 };
-
-typedef struct {
-    uint8_t *at;
-    size_t length, room;
-} Bytes;
 
 struct sf_text_out {
     pthread_mutex_t lock;
@@ -35,31 +31,10 @@ struct sf_text_out {
     uint8_t *lead, *tail;
     uint8_t begun[CHARACTER]; /* of a character that is not whole yet */
     size_t begun_bytes;
-    Bytes raw;  /* the bytes of the tokens at hand */
-    Bytes text; /* JSON that is kept back */
-    Bytes chunk, rest, tokens, taken;
+    sf_bytes raw;  /* the bytes of the tokens at hand */
+    sf_bytes text; /* JSON that is kept back */
+    sf_bytes chunk, rest, tokens, taken;
 };
-
-static bool reserve(Bytes *bytes, size_t more)
-{
-    const size_t need = bytes->length + more;
-    if (need <= bytes->room)
-        return true;
-    const size_t room = need > 2 * bytes->room ? need : 2 * bytes->room;
-    uint8_t *at = realloc(bytes->at, room);
-    if (!at)
-        return false;
-    bytes->at = at;
-    bytes->room = room;
-    return true;
-}
-
-static void append(Bytes *bytes, const void *data, size_t length)
-{
-    if (length)
-        memcpy(bytes->at + bytes->length, data, length);
-    bytes->length += length;
-}
 
 static void *copied(const void *data, size_t bytes)
 {
@@ -167,7 +142,7 @@ static ptrdiff_t whole(const uint8_t *data, size_t length)
 }
 
 /* Append text as the inside of a JSON string; there is room for MOST_ESCAPED bytes a byte. */
-static void escape(Bytes *out, const uint8_t *text, size_t length)
+static void escape(sf_bytes *out, const uint8_t *text, size_t length)
 {
     static const char digits[] = "0123456789abcdef";
     uint8_t *to = out->at + out->length;
@@ -198,18 +173,18 @@ static void write_chunk(sf_text_out *out, double now)
     char header[MOST_HEADER + 1];
     const int header_bytes = snprintf(header, sizeof header, "%zx\r\n", body);
     out->chunk.length = 0;
-    append(&out->chunk, header, (size_t)header_bytes);
-    append(&out->chunk, out->lead, out->lead_bytes);
-    append(&out->chunk, out->text.at, out->text.length);
-    append(&out->chunk, out->tail, out->tail_bytes);
-    append(&out->chunk, "\r\n", 2);
+    sf_bytes_append(&out->chunk, header, (size_t)header_bytes);
+    sf_bytes_append(&out->chunk, out->lead, out->lead_bytes);
+    sf_bytes_append(&out->chunk, out->text.at, out->text.length);
+    sf_bytes_append(&out->chunk, out->tail, out->tail_bytes);
+    sf_bytes_append(&out->chunk, "\r\n", 2);
     out->text.length = 0;
     out->written = now;
     const ssize_t sent = send(out->fd, out->chunk.at, out->chunk.length, MSG_DONTWAIT | MSG_NOSIGNAL);
     const size_t taken = sent < 0 ? 0 : (size_t)sent;
     if (taken < out->chunk.length) { /* full, or gone: whoever writes next is told */
         out->open = false;
-        append(&out->rest, out->chunk.at + taken, out->chunk.length - taken);
+        sf_bytes_append(&out->rest, out->chunk.at + taken, out->chunk.length - taken);
     }
 }
 
@@ -221,34 +196,35 @@ static size_t chunk_bytes(const sf_text_out *out)
 /* Make room for all that taking `count` tokens, their bytes in `raw`, can need. */
 static bool has_room(sf_text_out *out, size_t count)
 {
-    if (!reserve(&out->text, MOST_ESCAPED * out->raw.length) || !reserve(&out->tokens, count * sizeof(uint32_t)))
+    if (!sf_bytes_reserve(&out->text, MOST_ESCAPED * out->raw.length) ||
+        !sf_bytes_reserve(&out->tokens, count * sizeof(uint32_t)))
         return false;
     out->chunk.length = out->rest.length = 0;
     const size_t chunk = chunk_bytes(out) + MOST_ESCAPED * out->raw.length;
-    return reserve(&out->chunk, chunk) && reserve(&out->rest, chunk);
+    return sf_bytes_reserve(&out->chunk, chunk) && sf_bytes_reserve(&out->rest, chunk);
 }
 
 static bool take(sf_text_out *out, const uint32_t *tokens, size_t count, double now)
 {
-    Bytes *raw = &out->raw;
+    sf_bytes *raw = &out->raw;
     raw->length = 0;
-    if (!reserve(raw, CHARACTER))
+    if (!sf_bytes_reserve(raw, CHARACTER))
         return false;
-    append(raw, out->begun, out->begun_bytes);
+    sf_bytes_append(raw, out->begun, out->begun_bytes);
     for (size_t i = 0; i < count; i++) {
         if (is_special(out, tokens[i]))
             return false;
         if (tokens[i] >= out->vocabulary)
             continue;
         const size_t start = out->ends[tokens[i]], bytes = out->ends[tokens[i] + 1] - start;
-        if (!reserve(raw, bytes))
+        if (!sf_bytes_reserve(raw, bytes))
             return false;
-        append(raw, out->pieces + start, bytes);
+        sf_bytes_append(raw, out->pieces + start, bytes);
     }
     const ptrdiff_t used = whole(raw->at, raw->length);
     if (used < 0 || !has_room(out, count))
         return false;
-    append(&out->tokens, tokens, count * sizeof *tokens);
+    sf_bytes_append(&out->tokens, tokens, count * sizeof *tokens);
     escape(&out->text, raw->at, (size_t)used);
     out->begun_bytes = raw->length - (size_t)used;
     memcpy(out->begun, raw->at + used, out->begun_bytes);
@@ -302,7 +278,7 @@ size_t sf_text_out_close(sf_text_out *out, const uint8_t **rest)
 size_t sf_text_out_taken(sf_text_out *out, const uint32_t **tokens)
 {
     pthread_mutex_lock(&out->lock);
-    const Bytes swapped = out->taken;
+    const sf_bytes swapped = out->taken;
     out->taken = out->tokens;
     out->tokens = swapped;
     out->tokens.length = 0;

@@ -11,25 +11,26 @@ import trio
 from superfluid.link import linkw
 from superfluid.link.codes import AdmitStatus, PlanFlag, Status, status_name
 from superfluid.link.events import Finish
-from superfluid.link.relay import TextOut
 from superfluid.observe.metrics import ModelMetrics
 from superfluid.observe.tasks import asker
-from superfluid.scheduler.admission import ContextExceeded, NotAdmitted, NotYet, Worker, admit_of
+from superfluid.scheduler.admission import ContextExceeded, NotAdmitted, Worker, admit_of
 from superfluid.scheduler.classes import Class
 from superfluid.scheduler.config import SchedulerConfig as SchedulerConfig, TickInFlight
 from superfluid.scheduler.generation import CodecLike, Failure, Generation, Job
 from superfluid.scheduler.harvest import Harvest, Yield
+from superfluid.scheduler.intake import Intake
 from superfluid.scheduler.keeping import Keeper, ids_of
 from superfluid.scheduler.lanes import Lane, Ticket
 from superfluid.scheduler.link import EngineLink, EngineRefused, LinkFault, WorkerGone
 from superfluid.scheduler.outbox import Batch, Outbox, StoreLike
 from superfluid.scheduler.pins import Pins
-from superfluid.scheduler.planner import Plan, Situation, age, plan_tick, preemptible
+from superfluid.scheduler.planner import Plan, Situation, age, plan_tick
 from superfluid.scheduler.queue import Queues
 from superfluid.scheduler.rates import ADAPTIVE_START, Rates, adapt_budget
 from superfluid.scheduler.roster import Roster
-from superfluid.scheduler.shared import SharedPrefixes, Verdict
+from superfluid.scheduler.shared import SharedPrefixes
 from superfluid.scheduler.side import SideOperation, SideOperations, contained
+from superfluid.scheduler.streaming import Streaming
 from superfluid.scheduler.tickets import Tickets
 from superfluid.scheduler.watchers import Sink, Watchers
 from superfluid.shm.ring import RingError
@@ -38,9 +39,6 @@ log = logging.getLogger(__name__)
 
 LATENCY_LINGER = 300.0
 """Seconds the latency word stays up after the last class 0 or 1 job arrived."""
-
-DEFERRED_TICKS = 4
-"""Ticks without admissions after the engine had no room for one, unless a lane retires before."""
 
 T = TypeVar("T")
 
@@ -74,6 +72,7 @@ class Scheduler:
         self._tickets = Tickets()
         self._roster = Roster()
         self._watchers = Watchers()
+        self._streaming = Streaming(self._roster, self._watchers)
         self._side = SideOperations()
         self._harvest = Harvest(codec, metrics, self.rates)
         self._worker: Worker | None = None
@@ -89,7 +88,7 @@ class Scheduler:
         self._budget = self.settings.prefill_budget or ADAPTIVE_START
         self._latency_until = float("-inf")
         self._only_retired = False
-        self._no_admission_before = 0
+        self._intake = Intake(self._queues, self._roster, self._outbox, codec, config, metrics, keeper, self._side)
         metrics.prefill_budget_tokens = self._budget
 
     # ---- for the facade
@@ -150,7 +149,7 @@ class Scheduler:
             self._keeper.began(ticket)
         if job.klass.urgent:
             self._latency_until = trio.current_time() + LATENCY_LINGER
-        if job.klass.urgent or (self._worker is not None and self._free(self._worker) > 0):
+        if job.klass.urgent or (self._worker is not None and self._roster.free(self._worker.max_lanes) > 0):
             self._raise_yield()  # it can be admitted as soon as the running tick ends
         self._wake.set()
         return generation
@@ -226,7 +225,7 @@ class Scheduler:
             except WorkerGone as error:
                 gone = error
                 if trio.current_effective_deadline() > -math.inf:  # else the server stops, and its worker with it
-                    self._take_back()
+                    self._intake.take_back()
                     reason = f"generation failed: the model's worker died ({error.reason})"
                     self._fail_lanes(Failure.WORKER_DIED, reason)
             finally:
@@ -250,7 +249,7 @@ class Scheduler:
         shared = SharedPrefixes(worker, self.rates)
         latency = False
         while True:
-            if not (self._roster or self._side or self.pins.due or self._can_admit):
+            if not (self._roster or self._side or self.pins.due or self._intake.ready):
                 self._gauges()
                 self._wake = trio.Event()
                 with trio.move_on_after(self.pins.until_expiry()):
@@ -260,12 +259,12 @@ class Scheduler:
             if latency != (urgent or trio.current_time() < self._latency_until):
                 latency = control.latency = not latency
             self._settle()
-            self._preempt(worker)
+            self._intake.preempt(worker)
             if self.pins.any or self.pins.due:
                 worker.staged = 0 if not any(lane.new for lane in self._roster) else worker.staged
                 with contained("the upkeep of pins"):
                     await self.pins.step(worker, self.ticks, self._pool)
-            await self._admit(worker, shared)
+            await self._intake.admit(worker, shared, self.ticks)
             if self._side:
                 await self._side.run_due(worker.link, self.ticks, self.settings.starvation_ticks, self._better_work)
             if self._roster:
@@ -280,18 +279,13 @@ class Scheduler:
             else:
                 await trio.lowlevel.checkpoint()
 
-    @property
-    def _can_admit(self) -> bool:
-        """Whether a job is queued that does not wait for a file."""
-        return any(not self._loading(ticket) for ticket in self._queues)
-
     def _settle(self) -> None:
         """Stop the lanes whose caller is gone, whose time is up, or whose records could not be kept."""
         batch = Batch()
         now = trio.current_time()
         for ticket in self._tickets.expired(self._queues, now):
             self._queues.remove(ticket)
-            self._refuse(ticket, NotAdmitted(Finish.LENGTH, expired=ticket.job.raw))
+            self._intake.refuse(ticket, NotAdmitted(Finish.LENGTH, expired=ticket.job.raw))
         for lane in self._roster:
             ticket = lane.ticket
             if lane.finishing:
@@ -307,81 +301,6 @@ class Scheduler:
                 lane.expired = ticket.job.raw
         self._outbox.commit(batch)
 
-    def _preempt(self, worker: Worker) -> None:
-        """Take a lane from the worst class when a job of class 0 or 1 finds none free."""
-        if not self.config.preemption or self._free(worker) > 0 or not self._queues.urgent:
-            return
-        held, caps = self._roster.held(), self.config.class_lanes
-        waiting = next((klass for klass in Class if self._queues[klass]), None)
-        if waiting is None or not waiting.urgent or held[waiting] >= caps.get(waiting, worker.max_lanes + 1):
-            return
-        victims = [lane for lane in self._roster if lane.klass > waiting and preemptible(lane)]
-        if victims:
-            lane = max(victims, key=lambda lane: (not lane.prefilling, lane.klass, lane.tag))
-            lane.stop(Finish.NONE)
-            lane.preempted = True
-            self.metrics.preemptions_total += 1
-
-    def _free(self, worker: Worker) -> int:
-        return self._roster.free(worker.max_lanes)
-
-    async def _admit(self, worker: Worker, shared: SharedPrefixes) -> None:
-        """Make lanes of queued jobs while one is free."""
-        if not self._queues or (self._roster and self.ticks < self._no_admission_before):
-            return
-        if not any(lane.new for lane in self._roster):
-            worker.staged = 0
-        held: list[Ticket] = []
-        try:
-            while self._free(worker) > 0 and worker.can_stage:
-                if any(lane.exclusive and not lane.preempted for lane in self._roster):
-                    return
-                ticket = self._queues.pop_next(
-                    self.ticks, self.settings.starvation_ticks, self._roster.held(), self.config.class_lanes
-                )
-                if ticket is None:
-                    return
-                decision = shared.decide(ticket, self._roster.lanes, self.ticks)
-                if decision.verdict is Verdict.HOLD or self._loading(ticket):
-                    held.append(ticket)
-                    continue
-                try:
-                    if decision.verdict is Verdict.PUBLISH and decision.leader is not None:
-                        with contained("a shared prefix"):
-                            await shared.publish(decision.leader, decision.length)
-                    lane = await worker.place(ticket, self._roster.next_tag())
-                except NotAdmitted as end:
-                    self._refuse(ticket, end)
-                except NotYet:
-                    held.append(ticket)
-                except WorkerGone:
-                    self._queues.push_front(ticket)
-                    raise
-                except Exception as error:  # one job's bug is not every job's end
-                    log.exception("a job is not admitted")
-                    why = f"internal error: {type(error).__name__}: {error}"
-                    self._refuse(ticket, NotAdmitted(Finish.ERROR, Failure.ADMIT_REFUSED, why))
-                except BaseException:
-                    self._queues.push_front(ticket)
-                    raise
-                else:
-                    self._roster.add(lane)
-        finally:
-            for ticket in reversed(held):
-                self._queues.push_front(ticket)
-
-    def _loading(self, ticket: Ticket) -> bool:
-        """Whether a ticket waits for the file of a state that it starts from."""
-        return self._keeper is not None and not ticket.cancelled and self._keeper.loading(ticket)
-
-    def _refuse(self, ticket: Ticket, end: NotAdmitted) -> None:
-        """End a ticket that did not become a lane; one that ran before leaves a record of its end."""
-        if end.code is None and (ticket.made or end.finish == Finish.LENGTH):
-            batch = Batch()
-            batch.add(ticket, ticket.ending_record(end.finish, self._codec))
-            self._outbox.commit(batch)
-        self._outbox.end(ticket, ticket.ended(end.finish, end.code, end.reason, expired=end.expired))
-
     def _better_work(self, klass: Class) -> bool:
         """Whether a class better than `klass` has a lane or a job."""
         return any(lane.klass < klass for lane in self._roster) or any(self._queues[k] for k in Class if k < klass)
@@ -389,10 +308,11 @@ class Scheduler:
     # ---- one tick
 
     async def _tick(self, worker: Worker, latency: bool) -> None:
-        self._drop_unwanted(worker)
+        self._intake.drop_unwanted(worker, self.ticks)
         if not self._roster:
             return
         self.ticks += 1
+        self._streaming.tick = self.ticks
         now = Situation(
             tick=self.ticks,
             max_lanes=worker.max_lanes,
@@ -429,30 +349,10 @@ class Scheduler:
         except RingError as error:
             await self._fail_tick(worker, f"the tick's tokens could not be read: {error}")
 
-    def _drop_unwanted(self, worker: Worker) -> None:
-        """Forget new lanes whose caller went away while they were made."""
-        for lane in [lane for lane in self._roster if lane.new and lane.ticket.cancelled]:
-            self._unmake(worker, lane)
-            self._refuse(lane.ticket, NotAdmitted(Finish.CANCELLED))
-
-    def _unmake(self, worker: Worker, lane: Lane) -> None:
-        """Take back a lane that the engine never saw."""
-        self._roster.remove(lane)
-        if lane.seed:
-            worker.link.seed_release(lane.seed)
-        if lane.grammar or lane.bias:
-            self._free_later(worker, lane)
-
-    def _free_later(self, worker: Worker, lane: Lane) -> None:
-        grammar, bias = lane.grammar, lane.bias
-        self._side.add(SideOperation(lambda _: worker.free(grammar, bias), None, self.ticks))
-
     def _wire(self, worker: Worker, plan: Plan[Lane]) -> linkw.TickPlan:
-        jobs = [lane.ticket.job for lane in self._roster if not lane.finishing]
-        streams = any(job.want_provisional or job.fim or job.session in self._watchers for job in jobs)
         return linkw.TickPlan(
             self._plan_seq,
-            PlanFlag.PARTIAL_EMITS if streams else 0,
+            PlanFlag.PARTIAL_EMITS if self._streaming.wanted else 0,
             plan.budget,
             worker.max_lanes,
             [admit_of(lane) for lane in self._roster if lane.new],
@@ -466,7 +366,7 @@ class Scheduler:
         """Send a plan, with half of its admits again and again while they do not fit; none when nothing is left."""
         while True:
             try:
-                return await worker.link.tick(wire, self._on_emit, self._texts())
+                return await worker.link.tick(wire, self._streaming.emit, self._streaming.texts())
             except WorkerGone as gone:
                 for lane in self._roster:
                     lane.new = lane.new and gone.unread
@@ -474,60 +374,9 @@ class Scheduler:
             except EngineRefused as refusal:
                 if refusal.status != Status.NeedsReplan or not wire.admits:
                     raise
-            self._defer(worker, plan, wire)
+            self._intake.defer(worker, plan, wire, self.ticks)
             if not self._roster:
                 return None
-
-    def _defer(self, worker: Worker, plan: Plan[Lane], wire: linkw.TickPlan) -> None:
-        """Put the second half of a plan's admits back at the head of their queues."""
-        keep = len(wire.admits) // 2
-        alone = len(wire.admits) == len(self._roster) == 1
-        out = [self._roster.by_tag[admit.lane_tag] for admit in wire.admits[keep:]]
-        tags = {lane.tag for lane in out}
-        del wire.admits[keep:]
-        wire.prefills = [chunk for chunk in wire.prefills if chunk.lane_tag not in tags]
-        wire.decodes = [grant for grant in wire.decodes if grant.lane_tag not in tags]
-        plan.prefills = [chunk for chunk in plan.prefills if chunk[0].tag not in tags]
-        plan.decodes = [grant for grant in plan.decodes if grant[0].tag not in tags]
-        for lane in reversed(out):
-            self._unmake(worker, lane)
-            ticket = lane.ticket
-            if alone and not lane.seed:
-                reason = f"generation failed: the engine has no room for a prompt of {lane.prompt_len} tokens"
-                self._outbox.end(ticket, ticket.ended(Finish.ERROR, Failure.TOO_LARGE, reason))
-                continue
-            ticket.cold = ticket.cold or alone
-            ticket.requeued = True
-            self._queues.push_front(ticket)
-            self.metrics.admits_deferred_total += 1
-        if not alone:
-            self._no_admission_before = self.ticks + DEFERRED_TICKS
-
-    def _texts(self) -> dict[int, TextOut]:
-        """Where tokens of this tick go without a pass through the event loop, by lane."""
-        texts = {lane.tag: lane.ticket.text_out() for lane in self._roster if not lane.new and not lane.finishing}
-        return {
-            tag: text
-            for tag, text in texts.items()
-            if text is not None and self._roster.by_tag[tag].ticket.job.session not in self._watchers
-        }
-
-    def _on_emit(self, tag: int, tokens: list[int], written: bool) -> None:
-        """Tokens of a lane while its tick runs; `written` by its text out."""
-        lane = self._roster.by_tag.get(tag)
-        if lane is None or lane.finishing or not tokens:
-            return
-        ticket = lane.ticket
-        lane.streamed += tokens
-        if ticket.first_token_at is None:
-            ticket.first_token_at = trio.current_time()
-            ticket.generation.ttft = max(ticket.first_token_at - ticket.admitted_at, 0.0)
-        sinks = self._watchers.sinks(ticket.job.session, self.ticks)
-        if ticket.job.want_provisional or sinks:
-            pieces = ticket.stream_out(tokens, written)
-            for sink in sinks:
-                for channel, text in pieces:
-                    sink(channel, text)
 
     async def _after(self, worker: Worker, plan: Plan[Lane], events: linkw.TickEvents) -> None:
         """Move what a tick brought: admissions, prefill, tokens, faults, retires; then learn from it."""
@@ -560,7 +409,7 @@ class Scheduler:
         """End a request whose admission the engine refused."""
         code = code - (1 << 32) if code >= 1 << 31 else code
         reason = f"generation failed: the engine refused to admit this request ({status_name(code)})"
-        self._unmake(worker, lane)
+        self._intake.unmake(worker, lane, self.ticks)
         self._outbox.end(lane.ticket, lane.ticket.ended(Finish.ERROR, Failure.ADMIT_REFUSED, reason))
 
     async def _retire(self, worker: Worker, plan: Plan[Lane]) -> None:
@@ -570,7 +419,7 @@ class Scheduler:
             if lane.publish and self.pins.any:
                 self.pins.retired(lane.ticket.job.session, ids_of(lane.ticket))
             self._end(lane)
-            self._no_admission_before = 0
+            self._intake.room_was_made()
         for lane in plan.retires:
             if lane.grammar or lane.bias:
                 await worker.free(lane.grammar, lane.bias)
@@ -580,7 +429,7 @@ class Scheduler:
         ticket = lane.ticket
         if lane.preempted and ticket.failure is None:
             if ticket.cancelled:
-                self._refuse(ticket, NotAdmitted(Finish.CANCELLED))
+                self._intake.refuse(ticket, NotAdmitted(Finish.CANCELLED))
             else:
                 if ticket.thought_ended:
                     ticket.go_on()
@@ -624,21 +473,11 @@ class Scheduler:
             self.ticks += 1
             plan = linkw.TickPlan(self._plan_seq, 0, self._budget, worker.max_lanes, retires=retires)
             try:
-                await worker.link.tick(plan, self._on_emit)
+                await worker.link.tick(plan, self._streaming.emit)
             except (EngineRefused, LinkFault) as error:
                 log.warning("%s: the lanes of a failed tick could not be retired: %s", self.name or "scheduler", error)
         for lane in held:
             await worker.free(lane.grammar, lane.bias)
-
-    def _take_back(self) -> None:
-        """Put the lanes that the worker never saw back at the head of their queues, for the next worker."""
-        for lane in [lane for lane in reversed(self._roster.lanes) if lane.new]:
-            self._roster.remove(lane)
-            if lane.ticket.cancelled:
-                self._refuse(lane.ticket, NotAdmitted(Finish.CANCELLED))
-            else:
-                lane.ticket.requeued = True
-                self._queues.push_front(lane.ticket)
 
     def _fail_lanes(self, code: str, reason: str) -> None:
         """End every lane with an error; a finishing one ends as it was. What a tick has shown is kept in the log."""
@@ -662,7 +501,7 @@ class Scheduler:
             return
         ticket.cancelled = True
         if self._queues.remove(ticket):
-            self._refuse(ticket, NotAdmitted(Finish.CANCELLED))
+            self._intake.refuse(ticket, NotAdmitted(Finish.CANCELLED))
             self.metrics.queue_depth = self._queues.depths()
         else:
             self._raise_yield()

@@ -10,15 +10,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
 
-import attrs
 import numpy as np
 import trio
 
 from superfluid.link import events as ev
 from superfluid.sessions import records, store_id
 from superfluid.sessions.activity import Activity
+from superfluid.sessions.commit import Commit, Staged
 from superfluid.sessions.compact import Rewrite, named_blobs, remove_blobs
 from superfluid.sessions.declared import Declaring
 from superfluid.sessions.errors import LogClosed, LogIOError, PurgedSession, SessionError, UnknownSession
@@ -40,56 +39,6 @@ Record = tuple[int, ev.Body]
 
 def now_unix_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-@attrs.define(slots=True)
-class _Staged:
-    session: Session
-    event: ev.Event
-    state: State
-    frame: bytes | Callable[[], bytes]
-    size: int = 0  # of the frame, once it is written
-
-
-class Commit:
-    """Records on their way to the disk. `await wait()`, or `Store.flush()` and then `result()`."""
-
-    __slots__ = ("_done", "_error", "staged")
-
-    def __init__(self, staged: list[_Staged]) -> None:
-        """Not for callers: use `Store.stage`."""
-        self.staged = staged
-        self._done = trio.Event()
-        self._error: LogIOError | None = None
-
-    async def wait(self) -> list[ev.Event]:
-        """The events, once they are durable. Raises LogIOError when they never will be."""
-        await self._done.wait()
-        return self.result()
-
-    def result(self) -> list[ev.Event]:
-        """The events of a finished commit. Raises LogIOError."""
-        assert self._done.is_set(), "a commit has no result before its sync"
-        if self._error is not None:
-            raise LogIOError(self._error.path, self._error.why) from self._error
-        return [one.event for one in self.staged]
-
-    @property
-    def done(self) -> bool:
-        return self._done.is_set()
-
-    @property
-    def chunks(self) -> list[bytes]:
-        """What goes into the log. Long records are encoded here, by the thread that writes."""
-        for one in self.staged:
-            if not isinstance(one.frame, bytes):
-                one.frame = one.frame()
-            one.size = len(one.frame)
-        return [cast(bytes, one.frame) for one in self.staged]
-
-    def finish(self, error: LogIOError | None = None) -> None:
-        self._error = error
-        self._done.set()
 
 
 class Store:
@@ -293,7 +242,7 @@ class Store:
         now = self._clock()
         version = self._wal.version
         time_ms = now if version > 1 else 0
-        staged: list[_Staged] = []
+        staged: list[Staged] = []
         undo: list[tuple[Session, State]] = []
         try:
             for session_id, body in batch:
@@ -318,7 +267,7 @@ class Store:
                 if span is not None and len(span):
                     session.extend(span)
                 session.ahead = state = before.after(event)
-                staged.append(_Staged(session, event, state, frame))
+                staged.append(Staged(session, event, state, frame))
         except BaseException:
             for session, before in reversed(undo):
                 session.ahead = before
@@ -372,7 +321,7 @@ class Store:
         if session.parent_link is not None:
             self._children.setdefault(session.parent_link, []).append(session.id)
 
-    def _take_back(self, staged: Iterable[_Staged]) -> None:
+    def _take_back(self, staged: Iterable[Staged]) -> None:
         for one in staged:
             one.session.ahead = one.session.durable
             self.subscriptions.take_back(one.session.id)
@@ -558,7 +507,8 @@ class Store:
                     rewrite.error = error
                 else:
                     self._move_to(rewrite)
-                self._writing = False
+                finally:
+                    self._writing = False
         self._rewritten.set()
 
     def _move_to(self, rewrite: Rewrite) -> None:

@@ -18,7 +18,6 @@ from superfluid.link.events import Channel
 from superfluid.scheduler.generation import Provisional
 
 TEXTS = {int(Channel.TEXT): "content", int(Channel.REASONING): "reasoning_content"}
-MARK = "\0"  # in place of a text; no name of a model holds it
 
 
 class Answer(ABC):
@@ -93,8 +92,7 @@ class Answer(ABC):
             return None
         frame = self._frames.get(name)
         if frame is None:
-            lead, _, tail = self._chunk(chunks, 0, Delta(name, MARK)).partition(sse.text(MARK))
-            frame = self._frames[name] = lead, tail
+            frame = self._frames[name] = sse.around(self._chunk(chunks, 0, Delta(name, sse.MARK)))
         return frame
 
     async def _whole(self) -> Response:

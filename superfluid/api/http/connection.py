@@ -79,7 +79,7 @@ class Connection(TCPServer):  # type: ignore[misc]
         return number
 
     def leave(self) -> None:
-        """The client is gone, which its reader does not see for now."""
+        """End it: its client is gone, and its reader waits for an answer that nobody takes."""
         self._handling.cancel()
 
     async def protocol_send(self, event: Event) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import orjson
 
 COMMENT = b":\n\n"
+MARK = "\0"  # in place of a text; names, which may hold the like of it, stand before that
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
@@ -14,9 +15,10 @@ def event(value: Any) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-def text(value: str) -> bytes:
-    """A text as the inside of a JSON string."""
-    return orjson.dumps(value)[1:-1]
+def around(chunk: bytes) -> tuple[bytes, bytes]:
+    """What stands before and behind the text of a chunk whose text is `MARK`."""
+    before, _, behind = chunk.rpartition(orjson.dumps(MARK)[1:-1])
+    return before, behind
 
 
 class Chunks:

@@ -6,6 +6,7 @@ import pytest
 import trio
 import trio.testing
 
+from superfluid.api.http import sse
 from superfluid.api.http.choices import PACE, SILENCE, Batch, Running, Writable
 from superfluid.api.http.context import Api
 from superfluid.codec.channels import TEXT, TOOL_CALL, Pair, PairSplitter, Plain, Router
@@ -274,6 +275,13 @@ async def test_silences_are_told_of_written_streams_too(autojump_clock: trio.tes
         await settled()
         assert reader.got == [None]
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("name", ["a model", "\0", r"a\u0000b", '"'])
+def test_the_text_of_a_chunk_is_found_whatever_the_model_is_called(name: str) -> None:
+    chunks = sse.Chunks({"id": "1", "model": name})
+    before, behind = sse.around(chunks.delta(0, "content", sse.MARK))
+    assert before + b"text" + behind == chunks.delta(0, "content", "text")
 
 
 def framed(plain: Plain) -> tuple[bytes, bytes] | None:

@@ -138,7 +138,7 @@ async def test_one_that_reads_nothing_does_not_hold_up_the_end(
     home: Path, scripted_gguf: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "CUT", 0.05)
-    with trio.fail_after(LIMIT):
+    with trio.move_on_after(LIMIT) as limit:
         async with on_web(home, scripted_gguf("loop")) as site:
 
             def follow() -> WebSocket:
@@ -150,4 +150,5 @@ async def test_one_that_reads_nothing_does_not_hold_up_the_end(
                 return silent
 
             silent = await trio.to_thread.run_sync(follow)
+    assert not limit.cancelled_caught
     silent.socket.close()
